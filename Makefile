@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: venv demo test check bench gpu-check clean
+
+venv: $(STAMP)
+
+# The native kernels are part of the install, so their sources are among what it depends on.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/specdec/kernels/csrc/*) src/specdec/kernels/build.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: venv
+	$(BIN)/specdec pull
+	$(BIN)/specdec generate --compare --max-tokens 160 --prompt-file examples/edit.txt
+
+test: venv
+	$(BIN)/specdec pull
+	$(BIN)/python -m pytest -n 2
+
+check: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: venv
+	$(BIN)/python bench/kernels.py
+	$(BIN)/python bench/speculation.py
+
+# Verifies and times the paths of an accelerator; says so and passes where there is none.
+gpu-check: venv
+	$(BIN)/python -m pytest -m gpu tests -rs
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src -name '*.so' -delete -o -name __pycache__ -type d -prune -exec rm -rf {} +

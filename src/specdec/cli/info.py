@@ -1,0 +1,107 @@
+"""``specdec info``: what would run, and whether it is exact here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from specdec.cli import render
+from specdec.cli.options import ModelOptions, command
+from specdec.config import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+
+@command
+def info(
+    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Same as --model.")] = None,
+    model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
+) -> None:
+    """Load a model and show its precision, memory and kernels, and whether rows are exact here."""
+    if name is not None:
+        model = dataclasses.replace(model, model=name)
+    facts = _facts(model.load(progress=not as_json))
+    if as_json:
+        typer.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    for label, value in _lines(facts):
+        table.add_row(label, value)
+    render.out().print(table, soft_wrap=False)
+
+
+def _facts(llm: LLM) -> dict[str, Any]:
+    import psutil
+    import torch
+
+    from specdec import kernels
+
+    engine = llm.engine
+    shape, invariance, device = engine.model.shape, engine.invariance, engine.model.device
+    return {
+        **render.run_json(llm),
+        "layers": shape.n_layers,
+        "vocabulary": shape.vocab_size,
+        "context": engine.max_len,
+        "chat_template": llm.tokenizer.has_chat_template,
+        "invariance": None
+        if invariance is None
+        else {"exact": invariance.exact, "differences": invariance.differences, "seconds": invariance.seconds},
+        "invariance_text": "not tested" if invariance is None else invariance.describe(),
+        "kernels_text": kernels.describe(device),
+        "weights_bytes": engine.model.n_bytes,
+        "pool_bytes": engine.pool.n_bytes,
+        "pool_tokens": engine.pool.n_blocks * BLOCK_SIZE,
+        "resident_bytes": psutil.Process().memory_info().rss,
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": psutil.cpu_count(logical=False),
+            "threads": torch.get_num_threads(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    machine, nodes = facts["machine"], facts["max_nodes"]
+    size = f"{facts['layers']} layers, vocabulary {facts['vocabulary']:,}, context {facts['context']:,}"
+    system = f"{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}"
+    return [
+        ("model", f"{facts['model']}: {size}"),
+        ("precision", f"{facts['precision']}, weights {_megabytes(facts['weights_bytes'])}"),
+        ("speculation", f"{', '.join(facts['speculation'])}, up to {nodes} tokens a pass" if nodes else "off"),
+        ("exactness", facts["invariance_text"]),
+        ("cache", f"{facts['pool_tokens']:,} tokens, {_megabytes(facts['pool_bytes'])}"),
+        ("resident", _megabytes(facts["resident_bytes"])),
+        ("kernels", facts["kernels_text"]),
+        ("machine", f"{machine['cpu']}, {system}"),
+        ("software", f"Python {machine['python']}, torch {machine['torch']}"),
+    ]
+
+
+def _megabytes(n: int) -> str:
+    return f"{n / 1e6:,.0f} MB"
+
+
+def _cpu_name() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or os.name

@@ -1,0 +1,169 @@
+"""Options that several commands share, and the one place where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+
+import typer
+
+from specdec.config import DEFAULT_MODEL, PRECISIONS, ConfigError, Precision, SamplingParams, SpeculationConfig
+from specdec.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+_MODEL, _SAMPLING = "Model", "Sampling"
+
+
+def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it runs."""
+
+    model: Annotated[str, _option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
+        DEFAULT_MODEL
+    )
+    revision: Annotated[str | None, _option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
+    precision: Annotated[str, _option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
+    speculation: Annotated[
+        str, _option(_MODEL, help="off, auto, or drafters joined by commas: ngram, suffix, recycling. Changes the speed only.")
+    ] = "auto"
+    max_nodes: Annotated[int | None, _option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
+    threads: Annotated[int | None, _option(_MODEL, help="Threads of the arithmetic.")] = None
+    max_len: Annotated[int | None, _option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
+    device: Annotated[str, _option(_MODEL, help="Where the model runs.")] = "cpu"
+
+    def load(self, *, progress: bool) -> LLM:
+        from specdec.llm import LLM
+
+        nodes = {} if self.max_nodes is None else {"max_nodes": self.max_nodes}
+        return LLM(
+            self.model,
+            revision=self.revision,
+            precision=cast(Precision, self.precision),
+            speculation=SpeculationConfig.parse(self.speculation, **nodes),
+            threads=self.threads,
+            max_len=self.max_len,
+            device=self.device,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen; what is not given stays as the library has it, except that the command line is greedy."""
+
+    temperature: Annotated[float, _option(_SAMPLING, "--temperature", "-t", help="0 takes the most likely token.")] = 0.0
+    top_k: Annotated[int | None, _option(_SAMPLING, help="Keep the k most likely tokens.")] = None
+    top_p: Annotated[float | None, _option(_SAMPLING, help="Keep the most likely tokens of this total probability.")] = None
+    min_p: Annotated[float | None, _option(_SAMPLING, help="Keep tokens this likely relative to the most likely one.")] = None
+    repetition_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of prompt and output; 1 is off.")] = (
+        None
+    )
+    frequency_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of the output, per occurrence.")] = None
+    presence_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of the output, once.")] = None
+    logit_bias: Annotated[list[str] | None, _option(_SAMPLING, metavar="ID=VALUE", help="Add to a logit; repeatable.")] = None
+    bad_word: Annotated[list[str] | None, _option(_SAMPLING, help="Text never to emit; repeatable.")] = None
+    min_tokens: Annotated[int | None, _option(_SAMPLING, help="No end before this many tokens.")] = None
+    max_tokens: Annotated[int | None, _option(_SAMPLING, help="Most tokens to emit.")] = None
+    stop: Annotated[list[str] | None, _option(_SAMPLING, help="End before this text; repeatable.")] = None
+    stop_token_id: Annotated[list[int] | None, _option(_SAMPLING, help="End at this token; repeatable.")] = None
+    ignore_eos: Annotated[bool, _option(_SAMPLING, "--ignore-eos", help="Go on past the model's end token.")] = False
+    seed: Annotated[int | None, _option(_SAMPLING, help="Same seed, same tokens; drawn afresh if not given.")] = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """Sampling parameters, with ``more`` where it is not None.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        values = {
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
+            "logit_bias": _biases(self.logit_bias) if self.logit_bias else None,
+            "bad_words": self.bad_word,
+            "stop_token_ids": self.stop_token_id,
+            **more,
+        }
+        del values["bad_word"], values["stop_token_id"]
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _biases(texts: list[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for text in texts:
+        token, _, value = text.partition("=")
+        try:
+            biases[int(token)] = float(value)
+        except ValueError:
+            raise ConfigError(f"--logit-bias needs ID=VALUE, such as 1234=-5, got {text!r}") from None
+    return biases
+
+
+def command(run: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function some of whose parameters are groups of options.
+
+    A parameter whose type is one of the dataclasses above becomes one option per field. Errors that a user can do something
+    about become one line on stderr and the exit code for bad input; Ctrl-C becomes its exit code.
+    """
+    hints = get_type_hints(run, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters = []
+    for parameter in inspect.signature(run).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
+            continue
+        fields = get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=fields[f.name])
+            for f in dataclasses.fields(cast(Any, group))
+        ]
+
+    @functools.wraps(run)
+    def wrapped(**values: Any) -> None:
+        for name, group in groups.items():
+            names = [f.name for f in dataclasses.fields(cast(Any, group))]
+            values[name] = cast(Any, group)(**{field: values.pop(field) for field in names})
+        with_errors(lambda: run(**values))
+
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def with_errors(run: Callable[[], None]) -> None:
+    """Run a command; what a user got wrong, or cannot be done here, is told in one line."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        typer.echo(err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if not isinstance(error, (ConfigError, ModelError, OSError, *_engine_errors())):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+def _engine_errors() -> tuple[type[Exception], ...]:
+    """Errors of modules that load torch; there cannot be one before they are loaded."""
+    if "torch" not in sys.modules:
+        return ()
+    from specdec.kernels.library import KernelError
+    from specdec.llm import ChatTemplateError, RequestError
+
+    return KernelError, ChatTemplateError, RequestError

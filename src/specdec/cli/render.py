@@ -1,0 +1,108 @@
+"""What commands show: answers coloured by where their tokens came from, and the line that sums an answer up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+    from specdec.results import Chunk, Result
+    from specdec.types import TokenLogprob
+
+_COLOURS: Mapping[str, str] = {"ngram": "green", "suffix": "cyan", "recycling": "magenta"}
+_OTHER = "yellow"
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def out() -> Console:
+    """The console of answers."""
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+
+
+def notes() -> Console:
+    """The console of everything that is not part of an answer."""
+    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+def colour(source: str | None) -> str:
+    """The style of tokens from a drafter; the target's own are plain."""
+    return "" if source is None else _COLOURS.get(source, _OTHER)
+
+
+def legend(drafters: Iterable[str]) -> Text:
+    """What the colours mean."""
+    text = Text().append("foreseen by ", style="dim")
+    for i, name in enumerate(drafters):
+        text.append(" or " if i else "", style="dim").append(name, style=colour(name))
+    return text.append("; the rest is the model's own", style="dim")
+
+
+def print_chunk(console: Console, chunk: Chunk) -> None:
+    """Write a chunk's text without ending the line."""
+    for text, source in chunk.pieces:
+        console.print(Text(text, style=colour(source)), end="")
+    console.file.flush()
+
+
+def summary(results: list[Result]) -> Text:
+    """One line: tokens, passes, tokens per pass, speed, and what each drafter contributed."""
+    tokens = sum(len(result.tokens) for result in results)
+    passes = sum(result.stats["target_passes"] for result in results)
+    seconds = max(result.seconds for result in results)
+    accepted: dict[str, int] = {}
+    for result in results:
+        for name, count in result.stats["accepted_by_drafter"].items():
+            accepted[name] = accepted.get(name, 0) + count
+    line = f"{tokens} tokens in {passes} passes, {tokens / passes if passes else 0:.2f} per pass"
+    text = Text().append(line, style="dim")
+    text.append(f", {tokens / seconds:.1f} tokens/s" if seconds else "", style="dim")
+    for i, (name, count) in enumerate(sorted(accepted.items(), key=lambda item: -item[1])):
+        text.append(", " if i else ", accepted drafts: ", style="dim").append(f"{name} {count}", style=colour(name))
+    reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
+    return text.append(f" ({reasons})", style="dim")
+
+
+def result_json(result: Result, llm: LLM) -> dict[str, Any]:
+    """A result as plain values."""
+    return {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "sources": list(result.sources),
+        "finish_reason": result.finish_reason,
+        "error": result.error,
+        "usage": result.usage,
+        "seed": result.seed,
+        "logprobs": None if result.logprobs is None else [_logprob_json(entry, llm) for entry in result.logprobs],
+        "seconds": result.seconds,
+        "first_token_seconds": result.first_token_seconds,
+        "stats": result.stats,
+    }
+
+
+def run_json(llm: LLM) -> dict[str, Any]:
+    """What ran: the model and how."""
+    invariance = llm.engine.invariance
+    speculation = llm.config.speculation
+    return {
+        "model": llm.name,
+        "precision": llm.precision,
+        "kernels": llm.kernels.name,
+        "speculation": list(speculation.drafters),
+        "max_nodes": speculation.max_nodes if speculation.drafters else 0,
+        "exact": None if invariance is None else invariance.exact,
+    }
+
+
+def _logprob_json(entry: TokenLogprob, llm: LLM) -> dict[str, Any]:
+    def token(i: int, logprob: float) -> dict[str, Any]:
+        text = llm.tokenizer.decode([i], skip_special=False)
+        return {"token": i, "text": text, "logprob": max(logprob, LOWEST_LOGPROB)}
+
+    return {**token(entry.token, entry.logprob), "top": [token(i, logprob) for i, logprob in entry.top]}

@@ -1,0 +1,266 @@
+"""Every setting of the engine and of a request, with its default and its range. No default is written elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+Precision = Literal["auto", "blocks", "q4", "q8", "bf16", "fp32"]
+PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32")
+DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling")
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+BLOCK_SIZE = 16
+"""Tokens in a block of the key and value pool; the attention kernels are written for it."""
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+
+_Config = TypeVar("_Config")
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, of the wrong type or out of range; the message names it and says what is allowed."""
+
+
+def from_dict(cls: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Build a config dataclass from a mapping; an unknown key is an error that lists the known ones."""
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"unknown {cls.__name__} setting {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    return cls(**values)
+
+
+def _require(ok: bool, name: str, value: object, rule: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} must be {rule}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a sequence ends, with the names and meanings that vLLM and Hugging Face use.
+
+    Order of application (docs/exactness.md): penalties, bias and bans, then temperature, top-k, top-p, min-p.
+    Reported log-probabilities are the model's own, before any of this.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the parameter.
+    """
+
+    temperature: float = 1.0
+    """0 takes the most likely token (lowest id on a tie)."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt and output."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not be completed."""
+    max_tokens: int | None = None
+    """None: until the context is full."""
+    min_tokens: int = 0
+    """End tokens are banned until this many tokens are out."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these; empty strings are ignored."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    """None draws a fresh one, which the result reports."""
+    n: int = 1
+    logprobs: int | None = None
+    """None: no log-probabilities; k: those of the emitted tokens and of the k most likely ones."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a finite number >= 0"
+        )
+        _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an integer >= 1, or 0 or -1 for all tokens")
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        r = self.repetition_penalty
+        _require(_is_number(r) and 1e-3 <= r <= 1e3, "repetition_penalty", r, "in [0.001, 1000]; 1 turns it off")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(_is_number(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
+        for token, bias in self.logit_bias.items():
+            _require(_is_int(token) and token >= 0, "logit_bias key", token, "a token id >= 0")
+            _require(_is_number(bias) and -100 <= bias <= 100, f"logit_bias[{token}]", bias, "in [-100, 100]")
+        _require(
+            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
+            "max_tokens",
+            self.max_tokens,
+            "an integer >= 1",
+        )
+        _require(_is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "an integer >= 0")
+        if self.max_tokens is not None:
+            _require(
+                self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
+            )
+        _require(_is_int(self.n) and 1 <= self.n <= 128, "n", self.n, "an integer in [1, 128]")
+        _require(
+            self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63), "seed", self.seed, "an integer in [0, 2**63)"
+        )
+        k = self.logprobs
+        _require(k is None or (_is_int(k) and 0 <= k <= MAX_LOGPROBS), "logprobs", k, f"an integer in [0, {MAX_LOGPROBS}]")
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else value or ()
+            _require(all(isinstance(s, str) for s in value), name, value, "a string or a list of strings")
+            object.__setattr__(self, name, tuple(s for s in value if s))
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        _require(
+            all(len(s) <= MAX_STOP_CHARACTERS for s in self.stop),
+            "stop",
+            "a longer string",
+            f"strings of at most {MAX_STOP_CHARACTERS} characters",
+        )
+        _require(
+            all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0"
+        )
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        words = tuple(tuple(word) for word in self.bad_words_ids)
+        _require(
+            all(word and all(_is_int(t) and t >= 0 for t in word) for word in words),
+            "bad_words_ids",
+            words,
+            "non-empty lists of token ids >= 0",
+        )
+        object.__setattr__(self, "bad_words_ids", words)
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ConfigError where a token id lies outside the model's vocabulary."""
+        named = {
+            "logit_bias": tuple(self.logit_bias),
+            "stop_token_ids": self.stop_token_ids,
+            "bad_words_ids": tuple(t for word in self.bad_words_ids for t in word),
+        }
+        for name, ids in named.items():
+            for token in ids:
+                _require(token < vocab_size, name, token, f"a token id below the vocabulary size {vocab_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Which drafters run and how wide a burst may be. None of it changes a token."""
+
+    drafters: tuple[str, ...] = ("suffix", "recycling")
+    """Names from DRAFTERS, best first; empty is plain decoding."""
+    max_nodes: int = 8
+    """Most drafted nodes a sequence verifies in one pass."""
+
+    ngram_max: int = 4
+    ngram_min: int = 2
+    """Longest and shortest tail of tokens that prompt lookup matches."""
+
+    suffix_depth: int = 48
+    """Longest match, and longest continuation, that the suffix drafter follows."""
+    suffix_min_match: int = 1
+    """Shortest tail looked for in the request's own text."""
+    suffix_global_min_match: int = 4
+    """Shortest tail looked for in past outputs, which say less about this one."""
+    suffix_min_probability: float = 0.25
+    """Continuations less likely than this, by their counts, are not drafted."""
+    suffix_factor: float = 2.0
+    """Tokens drafted per token of match."""
+    suffix_prior: float = 1.0
+    """Imagined failures, per token of match, against which the counts of a continuation are weighed."""
+    suffix_global_tokens: int = 100_000
+    """Most tokens of past outputs kept for later requests; 0 keeps none."""
+
+    recycling_successors: int = 8
+    """Most likely successors remembered per token."""
+    recycling_nodes: int = 4
+    """Most nodes that token recycling adds to a tree."""
+    recycling_min_probability: float = 0.25
+    """Successors less likely than this, by their own record, are not drafted."""
+
+    def __post_init__(self) -> None:
+        for name in self.drafters:
+            _require(name in DRAFTERS, "speculation", name, f"one of off, auto, {', '.join(DRAFTERS)}")
+        _require(len(set(self.drafters)) == len(self.drafters), "speculation", self.drafters, "a list without repeats")
+        _require(_is_int(self.max_nodes) and 1 <= self.max_nodes <= 64, "max_nodes", self.max_nodes, "an integer in [1, 64]")
+        _require(1 <= self.ngram_min <= self.ngram_max, "ngram_min", self.ngram_min, f"in [1, ngram_max={self.ngram_max}]")
+        _require(self.suffix_depth >= 2, "suffix_depth", self.suffix_depth, ">= 2")
+        _require(
+            1 <= self.suffix_min_match < self.suffix_depth,
+            "suffix_min_match",
+            self.suffix_min_match,
+            f"in [1, suffix_depth={self.suffix_depth})",
+        )
+        least = self.suffix_global_min_match
+        _require(1 <= least < self.suffix_depth, "suffix_global_min_match", least, f"in [1, suffix_depth={self.suffix_depth})")
+        _require(0 < self.suffix_min_probability <= 1, "suffix_min_probability", self.suffix_min_probability, "in (0, 1]")
+        _require(self.suffix_factor > 0, "suffix_factor", self.suffix_factor, "> 0")
+        prior = self.suffix_prior
+        _require(_is_number(prior) and prior >= 0, "suffix_prior", prior, "a finite number >= 0")
+        _require(self.suffix_global_tokens >= 0, "suffix_global_tokens", self.suffix_global_tokens, ">= 0")
+        _require(1 <= self.recycling_successors <= 32, "recycling_successors", self.recycling_successors, "in [1, 32]")
+        _require(1 <= self.recycling_nodes <= 64, "recycling_nodes", self.recycling_nodes, "in [1, 64]")
+        probability = self.recycling_min_probability
+        _require(0 < probability <= 1, "recycling_min_probability", probability, "in (0, 1]")
+
+    @classmethod
+    def parse(cls, method: str, **settings: Any) -> SpeculationConfig:
+        """``off``, ``auto``, or drafter names joined by commas."""
+        if method == "off":
+            return cls(drafters=(), **settings)
+        if method == "auto":
+            return cls(**settings)
+        return cls(drafters=tuple(name.strip() for name in method.split(",")), **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine's own limits."""
+
+    speculation: SpeculationConfig = SpeculationConfig()
+    max_sequences: int = 8
+    """Most sequences that run at once; further ones wait in order of arrival."""
+    max_len: int | None = None
+    """Longest prompt and output together; None takes the model's context."""
+    kv_tokens: int | None = None
+    """Tokens that the key and value pool holds; None: four of the longest sequences, or as many as fit 32,768, at least one."""
+    prefill_rows: int = 128
+    """Most prompt rows in one step."""
+    self_test: bool = True
+    """Check at start-up that rows are bitwise independent of the company they run in."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _is_int(self.max_sequences) and 1 <= self.max_sequences <= 1024, "max_sequences", self.max_sequences, "in [1, 1024]"
+        )
+        _require(
+            self.max_len is None or (_is_int(self.max_len) and self.max_len >= 2), "max_len", self.max_len, "an integer >= 2"
+        )
+        _require(
+            self.kv_tokens is None or (_is_int(self.kv_tokens) and self.kv_tokens >= BLOCK_SIZE),
+            "kv_tokens",
+            self.kv_tokens,
+            f">= {BLOCK_SIZE}",
+        )
+        _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")

@@ -1,0 +1,36 @@
+"""What a drafter is: it proposes trees of tokens and learns from what became of them. It cannot change a token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
+
+from specdec.types import Draft, Forward, Sequence, Step, Verdict
+
+
+class Drafter(ABC):
+    """Proposes continuations of sequences.
+
+    ``propose`` sees committed tokens only (the last one is the pending token). ``observe`` is called after every pass with
+    the step that ran, what the pass returned, and one verdict per span (None where a prompt goes on in a later step),
+    *after* the accepted tokens were committed to the sequences.
+    """
+
+    name: str
+    taps: tuple[int, ...] = ()
+    """Layers whose hidden states ``observe`` needs."""
+
+    @abstractmethod
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        """One draft per sequence, of at most ``budgets[i]`` nodes; an empty draft where there is nothing to say."""
+
+    def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:  # noqa: B027
+        """Learn from a finished pass. ``forward.rows[i]`` are the logits rows of span i: its pending token, then each node."""
+
+    def release(self, sequence: Sequence) -> None:  # noqa: B027
+        """Forget a sequence that ended; may be called for one never seen."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory held, roughly."""
+        return 0

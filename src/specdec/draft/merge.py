@@ -1,0 +1,88 @@
+"""Several deterministic drafters as one: their trees laid over each other, under one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from specdec.draft.base import Drafter
+from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
+
+
+class Merge(Drafter):
+    """Asks its drafters in order of preference; each adds what is new until the budget is full.
+
+    Equal paths share their nodes, and a node belongs to the first drafter that proposed it. Its estimate is the largest that
+    any of them gave. If one that contributed makes no estimates, the merged draft has none.
+    """
+
+    name = "merge"
+
+    def __init__(self, drafters: Many[Drafter]) -> None:
+        self.drafters = tuple(drafters)
+        self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        tries = [_Trie(budget) for budget in budgets]
+        for drafter in self.drafters:
+            # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
+            left = [0 if trie.full else budget for trie, budget in zip(tries, budgets, strict=True)]
+            for trie, draft in zip(tries, drafter.propose(sequences, left), strict=True):
+                if draft.q is not None:
+                    raise ValueError(
+                        f"drafter {drafter.name} samples its tokens and cannot be merged: "
+                        "the law of a merged tree's siblings is not the one they were drawn from; run it alone"
+                    )
+                trie.add(draft)
+        return [trie.draft() for trie in tries]
+
+    def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
+        for drafter in self.drafters:
+            drafter.observe(step, forward, verdicts)
+
+    def release(self, sequence: Sequence) -> None:
+        for drafter in self.drafters:
+            drafter.release(sequence)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(drafter.n_bytes for drafter in self.drafters)
+
+
+class _Trie:
+    """A tree under construction that never holds a path twice nor more nodes than its budget."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._nodes: dict[tuple[int, int], int] = {}
+        """(parent, token) -> node, in order of node."""
+        self._sources: list[str] = []
+        self._estimates: list[float] | None = []
+
+    @property
+    def full(self) -> bool:
+        return len(self._nodes) >= self._budget
+
+    def add(self, draft: Draft) -> None:
+        """Add the nodes of a draft in its own order, so that of one cut short the first are kept."""
+        if len(draft) and not draft.estimates:
+            self._estimates = None
+        here = {ROOT: ROOT}  # node of the draft -> node of the trie
+        for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
+            if parent not in here:
+                continue  # its parent found no room
+            key = (here[parent], token)
+            if key not in self._nodes:
+                if self.full:
+                    continue
+                self._nodes[key] = len(self._nodes)
+                self._sources.append(draft.sources[node])
+                if self._estimates is not None:
+                    self._estimates.append(draft.estimates[node])
+            elif self._estimates is not None:
+                known = self._nodes[key]
+                self._estimates[known] = max(self._estimates[known], draft.estimates[node])
+            here[node] = self._nodes[key]
+
+    def draft(self) -> Draft:
+        tree = Tree(tuple(token for _, token in self._nodes), tuple(parent for parent, _ in self._nodes))
+        return Draft(tree, tuple(self._sources), estimates=tuple(self._estimates or ()))

@@ -1,0 +1,273 @@
+"""The step loop: schedule, draft, forward, verify, commit. Token ids in, Deltas out; it knows no text.
+
+Plain decoding is the empty draft. What a drafter proposes decides how many tokens a pass emits, never which.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence as Many
+
+from specdec import attention, draft
+from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
+from specdec.draft.base import Drafter
+from specdec.kernels.base import Kernels
+from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
+from specdec.kv.pool import Pool
+from specdec.metrics.stats import Stats
+from specdec.models.base import Model
+from specdec.runner.invariance import Invariance, check_invariance
+from specdec.runner.runner import Runner
+from specdec.sampling import History, SamplingError, choose, logprob
+from specdec.scheduler import Grant, Scheduler
+from specdec.tree import depths
+from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Step, Stopper, Verdict
+from specdec.verify import follow
+
+
+class RequestError(ValueError):
+    """A request that cannot be served; it was refused before anything was taken for it."""
+
+
+class Engine:
+    """Runs several sequences at once, each with its own parameters.
+
+    Args:
+        model: the target.
+        kernels: its arithmetic, used by the sampler too.
+        config: limits and speculation.
+        drafter: used instead of the one that ``config.speculation`` names.
+
+    Raises:
+        ConfigError: the pool cannot hold the longest sequence.
+    """
+
+    def __init__(self, model: Model, kernels: Kernels, config: EngineConfig, drafter: Drafter | None = None) -> None:
+        shape, speculation = model.shape, config.speculation
+        self.max_len = min(config.max_len or shape.context, shape.context)
+        kv_tokens = config.kv_tokens or max(self.max_len, min(4 * self.max_len, 32_768))
+        if blocks_for(self.max_len) > kv_tokens // BLOCK_SIZE:
+            raise ConfigError(
+                f"a pool of {kv_tokens} tokens cannot hold a sequence of {self.max_len}: raise kv_tokens or lower max_len"
+            )
+        self.model = model
+        self.pool = Pool(
+            shape.n_layers, kv_tokens // BLOCK_SIZE, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device
+        )
+        self.allocator = BlockAllocator(self.pool.n_blocks)
+        self.drafter = drafter or draft.build(speculation, vocab_size=shape.vocab_size, top=kernels.top)
+        self.scheduler = Scheduler(
+            self.allocator,
+            max_sequences=config.max_sequences,
+            prefill_rows=config.prefill_rows,
+            max_nodes=speculation.max_nodes if self.drafter else 0,
+        )
+        self.stats = Stats()
+        self._kernels = kernels
+        self._runner = Runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
+        self._ids = itertools.count()
+        self._sequences: dict[int, Sequence] = {}
+        self.invariance: Invariance | None = check_invariance(model, kernels) if config.self_test else None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(
+        self,
+        prompt: Many[int],
+        params: SamplingParams,
+        end_tokens: frozenset[int],
+        seed: int,
+        stopper: Stopper | None = None,
+    ) -> int:
+        """Queue a sequence.
+
+        Args:
+            prompt: token ids.
+            params: how to sample; ``stop`` strings need a ``stopper`` and ``bad_words`` must already be ids.
+            end_tokens: the model's own end tokens; ``params.ignore_eos`` disregards them.
+            seed: owner of all randomness of this sequence.
+            stopper: sees each committed token and may end the sequence.
+
+        Returns:
+            The id that its deltas carry.
+
+        Raises:
+            RequestError: the request cannot be served as it stands.
+        """
+        vocab_size = self.model.shape.vocab_size
+        if not prompt:
+            raise RequestError("the prompt is empty: at least one token is needed")
+        if bad := [token for token in prompt if not 0 <= token < vocab_size]:
+            raise RequestError(f"prompt token {bad[0]} is outside the vocabulary of {vocab_size} tokens")
+        if len(prompt) >= self.max_len:
+            raise RequestError(f"the prompt has {len(prompt)} tokens, which leaves no room in the context of {self.max_len}")
+        if (params.stop and stopper is None) or params.bad_words:
+            raise RequestError("stop strings need a stopper, and bad words must be given as token ids")
+        try:
+            params.check_vocabulary(vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
+        tokens = list(prompt)
+        limit = self.max_len if params.max_tokens is None else min(self.max_len, len(tokens) + params.max_tokens)
+        own = frozenset() if params.ignore_eos else end_tokens
+        sequence = Sequence(
+            id=next(self._ids),
+            tokens=tokens,
+            n_prompt=len(tokens),
+            params=params,
+            seed=seed,
+            max_len=limit,
+            end_tokens=own | frozenset(params.stop_token_ids),
+            table=BlockTable(self.allocator),
+            history=History.of(tokens, len(tokens)),
+            stats=Stats(),
+            stopper=stopper,
+        )
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        return sequence.id
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence now and free what it holds; an unknown id is ignored, since it may just have ended."""
+        if sequence := self._sequences.get(sequence_id):
+            self._release(sequence)
+
+    def step(self) -> list[Delta]:
+        """One pass over the model for the sequences whose turn it is.
+
+        Returns:
+            What became of each sequence that emitted tokens or ended.
+        """
+        started = time.perf_counter()
+        grants, preempted = self.scheduler.next()
+        for sequence in preempted:
+            sequence.stats.preemptions += 1
+            self.stats.preemptions += 1
+        if not grants:
+            return []
+        scheduled = time.perf_counter()
+        step = self._draft(grants)
+        drafted = time.perf_counter()
+        forward = self._runner.forward(step)
+        forwarded = time.perf_counter()
+        verdicts = [self._judge(span, forward, i) if span.complete else None for i, span in enumerate(step)]
+        judged = time.perf_counter()
+        deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
+        committed = time.perf_counter()
+        if self.drafter:
+            self.drafter.observe(step, forward, [v if isinstance(v, Verdict) else None for v in verdicts])
+        for delta in deltas:
+            if delta.finish_reason:
+                self._release(self._sequences[delta.sequence_id])
+        ended = time.perf_counter()
+        for stats in (self.stats, *(span.sequence.stats for span in step)):
+            stats.add_seconds(
+                draft=drafted - scheduled + ended - committed,
+                forward=forwarded - drafted,
+                verify=judged - forwarded,
+                host=scheduled - started + committed - judged,
+            )
+        return deltas
+
+    def check(self) -> None:
+        """Raise AssertionError where blocks are held that no sequence accounts for, or counts disagree."""
+        self.allocator.check([sequence.table for sequence in self._sequences.values()])
+        for sequence in self.scheduler.running:
+            if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
+                raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
+
+    def _draft(self, grants: list[Grant]) -> Step:
+        """Ask for drafts where there is leave to verify them."""
+        drafts: dict[int, Draft] = {}
+        askers = [grant for grant in grants if grant.nodes]
+        if self.drafter and askers:
+            proposed = self.drafter.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers])
+            for grant, proposal in zip(askers, proposed, strict=True):
+                if len(proposal) > grant.nodes:
+                    raise RuntimeError(f"{self.drafter.name} drafted {len(proposal)} nodes where {grant.nodes} were granted")
+                drafts[grant.sequence.id] = proposal
+        return Step(tuple(Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, Draft())) for g in grants))
+
+    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError:
+        """Walk a draft with the target's own choices; an error concerns this sequence alone."""
+        sequence = span.sequence
+        logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
+
+        def pick(node: int, path: Many[int]) -> int:
+            return choose(
+                logits[node + 1],
+                sequence.params,
+                sequence.history,
+                path,
+                sequence.seed,
+                sequence.end_tokens,
+                kernels=self._kernels,
+            )
+
+        try:
+            verdict = follow(span.draft.tree, pick)
+        except SamplingError as error:
+            return error
+        if sequence.params.logprobs is None:
+            return verdict
+        tree = span.draft.tree
+        rows = [0, *(node + 1 for node in verdict.path)]
+        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        k = sequence.params.logprobs
+        logprobs = tuple(logprob(logits[row], token, k) for row, token in zip(rows, emitted, strict=True))
+        return Verdict(verdict.path, verdict.token, logprobs)
+
+    def _commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
+        """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""
+        sequence, tree = span.sequence, span.draft.tree
+        for stats in (self.stats, sequence.stats):
+            stats.prompt_rows += max(0, span.stop - span.start - span.complete)
+            stats.prefill_passes += not span.complete
+        if verdict is None:
+            sequence.n_cached = span.stop
+            return None
+        if isinstance(verdict, SamplingError):
+            return Delta(sequence.id, (), (), finish_reason="error", error=str(verdict), stats=sequence.stats)
+
+        reason: FinishReason | None = None
+        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        for count, token in enumerate(emitted, start=1):
+            sequence.tokens.append(token)
+            sequence.history.append(token)
+            if reason := self._ending(sequence, token):
+                emitted = emitted[:count]
+                break
+        path = verdict.path[: len(emitted)]
+        self.pool.move(
+            sequence.table.blocks, [span.stop + node for node in path], list(range(span.stop, span.stop + len(path)))
+        )
+        # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
+        sequence.n_cached = len(sequence.tokens) - 1
+        sequence.table.truncate(sequence.n_cached)
+        for stats in (self.stats, sequence.stats):
+            stats.record_burst(span.draft, depths(tree), path, len(emitted))
+        return Delta(
+            sequence.id,
+            tuple(emitted),
+            tuple([*(span.draft.sources[node] for node in path), None][: len(emitted)]),
+            verdict.logprobs and verdict.logprobs[: len(emitted)],
+            reason,
+            stats=sequence.stats if reason else None,
+        )
+
+    @staticmethod
+    def _ending(sequence: Sequence, token: int) -> FinishReason | None:
+        """Does this token, just committed, end the sequence?"""
+        if token in sequence.end_tokens or (sequence.stopper and sequence.stopper.feed(token)):
+            return "stop"
+        return "length" if sequence.room == 0 else None
+
+    def _release(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        del self._sequences[sequence.id]
+        if self.drafter:
+            self.drafter.release(sequence)

@@ -1,0 +1,61 @@
+"""The arithmetic of the decoder. ``select`` gives the native kernels where they are built, portable ones elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from specdec.kernels.base import Kernels
+from specdec.kernels.library import LIBRARY, REBUILD, KernelError, load
+
+CHOICES = ("auto", "native", "torch")
+_log = logging.getLogger(__name__)
+
+
+def select(device: torch.device | str) -> Kernels:
+    """The kernels for a device: native on the CPU if the library is built, portable torch otherwise.
+
+    The environment variable ``SPECDEC_KERNELS`` decides otherwise: ``torch``, or ``native`` to make their absence an error.
+
+    Raises:
+        KernelError: native kernels were asked for and are not there, or those that are there do not fit this installation.
+    """
+    from specdec.kernels.cpu import NativeKernels
+    from specdec.kernels.portable import PortableKernels
+
+    reason = _why_portable(torch.device(device))
+    if reason is None:
+        return NativeKernels(load())
+    if _choice() == "native":
+        raise KernelError(f"SPECDEC_KERNELS=native, but {reason}: {REBUILD}")
+    if _choice() == "auto" and torch.device(device).type == "cpu":
+        _log.warning("kernels run in torch, many times slower: %s; %s", reason, REBUILD)
+    return PortableKernels()
+
+
+def describe(device: torch.device | str) -> str:
+    """One line for people: which kernels run on a device, and why if they are not the native ones."""
+    reason = _why_portable(torch.device(device))
+    if reason is not None:
+        return f"torch ({reason})"
+    library = load()
+    threads = f"{torch.get_num_threads()} threads" if library.openmp else "one thread: built without OpenMP"
+    return f"{select(device).name} (native, {threads}, compiler {library.compiler})"
+
+
+def _choice() -> str:
+    choice = os.environ.get("SPECDEC_KERNELS") or "auto"
+    if choice not in CHOICES:
+        raise KernelError(f"SPECDEC_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}")
+    return choice
+
+
+def _why_portable(device: torch.device) -> str | None:
+    """The reason why native kernels cannot or shall not run; None where they do."""
+    if _choice() == "torch":
+        return "SPECDEC_KERNELS=torch"
+    if device.type != "cpu":
+        return f"the native kernels run on the CPU, not on {device}"
+    return None if LIBRARY.exists() else f"the native kernels are not built ({LIBRARY} is missing)"

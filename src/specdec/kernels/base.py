@@ -1,0 +1,152 @@
+"""The arithmetic that exactness rests on, as a contract with two implementations: native C and portable torch.
+
+Every function here is *row-invariant*: a row of the result is a function of that row of the input and of nothing else,
+not of how many rows ran beside it, of where they lie, or of how many threads ran. Tensors are contiguous and on the CPU
+unless an implementation says otherwise; M is a number of rows, d and N and K are widths, G = K / 32.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from specdec.config import Precision  # noqa: F401
+
+GROUP = 32
+"""Weights, and entries of a row, that share a scale."""
+
+LANES = 16
+"""Output channels that a packed weight keeps together."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A weight [N, K] in groups of 32, packed for the block product; N is padded to a multiple of 16 inside ``data``.
+
+    ``q4``: codes 0..15, value = d * code + m (Q4_1; Q4_0 is m = -8 d). ``q8``: codes -128..127, value = d * code (Q8_0).
+    d and m are float16, as in GGUF. The layout of ``data`` is written down in kernels/csrc/blocks.h.
+    """
+
+    data: Tensor
+    """uint8 [ceil(N / 16), G, bytes of a group of 16 channels]"""
+    kind: Literal["q4", "q8"]
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """A weight [N, K] in float32 or bfloat16, packed [ceil(N / 16), K, 16] so that 16 channels are summed side by side."""
+
+    data: Tensor
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where each row of a pass writes its key and value, and which slots it sees, in order of position.
+
+    A *slot* is a place in a sequence's block table: slot s is offset ``s % 16`` of block ``tables[seq, s // 16]``.
+    Row i sees slots 0 .. prefix[i]-1 and then path[i, :n_path[i]] (its ancestors in a draft tree and itself), so the key at
+    index j of that list has position j, and the row's own position is ``prefix[i] + n_path[i] - 1``.
+    """
+
+    tables: Tensor
+    """int32 [S, B] block ids, padded with 0"""
+    sequence: Tensor
+    """int32 [M] which table"""
+    slot: Tensor
+    """int32 [M] where the row's own key and value go"""
+    prefix: Tensor
+    """int32 [M]"""
+    path: Tensor
+    """int32 [M, P], padded with -1; P may be 0"""
+    n_path: Tensor
+    """int32 [M]"""
+
+    def __len__(self) -> int:
+        return self.slot.shape[0]
+
+
+class Kernels(ABC):
+    """The operations of a decoder layer and of the sampler."""
+
+    name: str
+    """What runs: ``avx512-vnni``, ``avx2``, ``c`` (native, any machine) or ``torch``."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [M, d] f32, weight [d] f32 -> [M, d] f32: x / sqrt(mean(x^2) + eps) * weight. x may be [M, H, d] (per head)."""
+
+    @abstractmethod
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[M, 2 f] f32, gate then up -> [M, f]: silu(gate) * up."""
+
+    @abstractmethod
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate x [M, H, hd] f32 (H * hd contiguous, rows may be strided) in place; cos, sin [M, hd / 2] f32.
+
+        Halves, as Hugging Face: (a, b) -> (a cos - b sin, b cos + a sin) with a = x[..., :hd/2], b = x[..., hd/2:].
+        """
+
+    @abstractmethod
+    def block_linear(self, x: Tensor, weight: BlockWeight) -> Tensor:
+        """x [M, K] f32 -> [M, N] f32. Rows become int8 in groups of 32; integer sums inside a group, groups added in order."""
+
+    @abstractmethod
+    def dense_linear(self, x: Tensor, weight: DenseWeight) -> Tensor:
+        """x [M, K] f32 -> [M, N] f32, accumulated in float32 over k in order."""
+
+    @abstractmethod
+    def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
+        """Write k, v [M, KV, hd] f32 (rows may be strided) to the rows' slots.
+
+        keys [blocks, KV, hd, 16] and values [blocks, KV, 16, hd]: one layer of the pool, bfloat16 or float32.
+        """
+
+    @abstractmethod
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
+        """q [M, H, hd] f32 (rows may be strided) -> [M, H * hd] f32.
+
+        Reads the pool's blocks where they lie and never touches a slot that the row does not see. ``window`` > 0 hides keys
+        more than window - 1 positions back.
+        """
+
+    @abstractmethod
+    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """[W, V] f32 -> values [W, k] f32 and ids [W, k] int64, descending, lowest id first on ties."""
+
+    @abstractmethod
+    def race(self, logp: Tensor, seed: int, position: int) -> int:
+        """The index of the maximum of logp[v] + gumbel(seed, position, v), logp [V] f64 with -inf allowed; lowest id on ties.
+
+        The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter.
+        """
+
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), on int64 tensors that wrap around."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
+def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise of tokens [n] int64 at an absolute position, float64 [n]: a pure function of the three.
+
+    u = (h >> 11 + 1/2) 2^-53 with h = mix(mix(seed + golden (position + 1)) + golden (token + 1)); g = -log(-log(u)).
+    """
+    start = torch.tensor(seed, dtype=torch.int64, device=tokens.device)
+    key = _mix(start + _GOLDEN * torch.tensor(position + 1, dtype=torch.int64, device=tokens.device))
+    h = _mix(key + _GOLDEN * (tokens + 1))
+    u = (((h >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(u))

@@ -1,0 +1,145 @@
+// Choosing tokens from a row: its largest entries, and the winner of the race of log-probabilities and Gumbel noise.
+#include "simd.h"
+#include "threads.h"
+
+#define GRAIN 150000  // logits worth a thread
+#define CHUNK 128     // logits whose maximum is compared with the smallest value kept so far
+
+// Largest entry of a chunk; *magnitude gathers the largest bits without sign, which exceed infinity's where there is a NaN.
+ALWAYS f32x16 chunk_max(const float *x, i32x16 *magnitude) {
+  f32x16 most = f_load(x);
+  i32x16 m = *magnitude;
+#pragma GCC unroll 8
+  for (int k = 0; k < CHUNK; k += LANES) {
+    f32x16 v = f_load(x + k);
+    most = f_max(v, most);
+    m = i_max(m, i_and(f_bits(v), i_set1(0x7fffffff)));
+  }
+  *magnitude = m;
+  return most;
+}
+
+// Enter x into the descending list of k, behind its equals, which have lower ids.
+static void insert(float *values, int64_t *ids, int64_t k, float x, int64_t id) {
+  int64_t at = k - 1;
+  for (; at > 0 && values[at - 1] < x; at--) {
+    values[at] = values[at - 1];
+    ids[at] = ids[at - 1];
+  }
+  values[at] = x;
+  ids[at] = id;
+}
+
+// A list that starts as the first k entries, then takes what beats its last one. Ties stay with the lowest id because later
+// entries must be strictly larger. A NaN anywhere leaves NaN in values[0].
+static void top_row(const float *x, int64_t n, int64_t k, float *values, int64_t *ids) {
+  int nan = 0;
+  for (int64_t i = 0; i < k; i++) {
+    values[i] = -INFINITY;
+    ids[i] = i;
+    if (x[i] != x[i]) nan = 1;
+    else insert(values, ids, i + 1, x[i], i);
+  }
+  i32x16 magnitude = i_set1(0);
+  int64_t i = k;
+  for (; i + CHUNK <= n; i += CHUNK)
+    if (f_max_lanes(chunk_max(x + i, &magnitude)) > values[k - 1])
+      for (int64_t j = i; j < i + CHUNK; j++)
+        if (x[j] > values[k - 1]) insert(values, ids, k, x[j], j);
+  for (; i < n; i++) {
+    nan |= x[i] != x[i];
+    if (x[i] > values[k - 1]) insert(values, ids, k, x[i], i);
+  }
+  int32_t bits[LANES];
+  i_store(bits, magnitude);
+  for (int l = 0; l < LANES; l++) nan |= bits[l] > 0x7f800000;
+  if (nan) values[0] = NAN;
+}
+
+// x [rows, n] -> values, ids [rows, k], 1 <= k <= n.
+KERNEL(void, top)(const float *x, int64_t rows, int64_t n, int64_t k, float *values, int64_t *ids) {
+  int threads = threads_for(rows * n, GRAIN);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < rows; i++) top_row(x + i * n, n, k, values + i * k, ids + i * k);
+}
+
+#define GOLDEN 0x9E3779B97F4A7C15u
+#define RACE 64      // tokens that share one bound, or a multiple of that many where the vocabulary has more than
+#define BLOCKS 4096  // such blocks
+
+// The finaliser of splitmix64 (Steele, Lea, Flood 2014), in two steps: the second leaves the first 31 bits as they are.
+ALWAYS uint64_t mix_most(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  return (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+}
+ALWAYS uint64_t mix_rest(uint64_t x) { return x ^ (x >> 31); }
+ALWAYS uint64_t mix(uint64_t x) { return mix_rest(mix_most(x)); }
+
+ALWAYS double noise(uint64_t h) { return -log(-log(((double)(h >> 11) + 0.5) * 0x1p-53)); }
+
+// Largest of n log-probabilities; *nan is set where one is not a number.
+ALWAYS double block_max(const double *x, int64_t n, int64_t *nan) {
+  double most[8];
+  int64_t odd[8] = {0}, i = 0;
+  for (int l = 0; l < 8; l++) most[l] = -INFINITY;
+  for (; i + 8 <= n; i += 8)
+    for (int l = 0; l < 8; l++) {
+      most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
+      odd[l] |= x[i + l] != x[i + l];
+    }
+  for (; i < n; i++) {
+    most[0] = x[i] > most[0] ? x[i] : most[0];
+    odd[0] |= x[i] != x[i];
+  }
+  for (int l = 1; l < 8; l++) {
+    most[0] = most[l] > most[0] ? most[l] : most[0];
+    odd[0] |= odd[l];
+  }
+  *nan |= odd[0];
+  return most[0];
+}
+
+// The index of the largest logp[v] + g(v), the lowest one on a tie; -1 where every entry is -inf or one is not a number.
+//
+// Most tokens need their hash h but no logarithm. Let h start with L ones, L < 53. Then u <= 1 - 2^-(L+1): the 53 bits
+// h >> 11 are at most 2^53 - 2^(52-L) - 1, and adding 1/2 in double rounds to no more than the next integer. As
+// -log(u) > 1 - u, g = -log(-log(u)) < -log(1 - u) <= (L + 1) log 2, and a factor of 1 + 1e-9 covers the rounding of two
+// logarithms. A token therefore loses to `best` unless (L + 1) log 2 >= best - logp[v], that is unless h has at least
+// ceil((best - logp[v]) / log 2) - 1 leading ones: one comparison with a constant, found once for the largest logp of a
+// block. No more than 31 are demanded: so many survive the last step of the hash, which is then left to the few that pass.
+// The race starts at the most likely token, so that `best` is high from the beginning.
+KERNEL(int64_t, race)(const double *logp, int64_t n, int64_t seed, int64_t position) {
+  const double unit = 0.6931471805599453 * (1 + 1e-9);
+  uint64_t key = mix((uint64_t)seed + GOLDEN * (uint64_t)(position + 1));
+  double most = -INFINITY, maxima[BLOCKS];
+  int64_t nan = 0, first = 0, size = RACE * ((n + RACE * BLOCKS - 1) / (RACE * BLOCKS));
+  for (int64_t b = 0; b * size < n; b++) {
+    maxima[b] = block_max(logp + b * size, n - b * size < size ? n - b * size : size, &nan);
+    if (maxima[b] > most) {
+      most = maxima[b];
+      first = b * size;
+    }
+  }
+  if (nan || most == -INFINITY) return -1;
+  int64_t winner = first;
+  while (logp[winner] != most) winner++;
+  double best = most + noise(mix(key + GOLDEN * (uint64_t)(winner + 1)));
+  for (int64_t b = 0; b * size < n; b++) {
+    if (maxima[b] == -INFINITY) continue;
+    double demand = (best - maxima[b]) / unit - 1e-9;  // its integer part is ceil(x) - 1 of the exact quotient, or less
+    int ones = demand > 31 ? 31 : demand > 0 ? (int)demand : 0;
+    uint64_t least = ~(~(uint64_t)0 >> ones);
+    int64_t end = (b + 1) * size < n ? (b + 1) * size : n;
+#pragma GCC unroll 4
+    for (int64_t v = b * size; v < end; v++) {
+      uint64_t h = mix_most(key + GOLDEN * (uint64_t)(v + 1));
+      if (h < least || logp[v] == -INFINITY) continue;
+      double score = logp[v] + noise(mix_rest(h));
+      if (score > best || (score == best && v < winner)) {
+        best = score;
+        winner = v;
+      }
+    }
+  }
+  return winner;
+}

@@ -1,0 +1,98 @@
+"""Attention, the row-wise passes and the sampler in torch, on any device: slow and simple, for tests and odd machines.
+
+A tensor library may sum, and even exponentiate, in another order when a tensor has another shape. So each row is computed by
+itself, in a shape that depends on that row alone, and sums run in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec.config import BLOCK_SIZE
+from specdec.kernels.base import Kernels, Rows, gumbel
+
+
+def _each_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
+    """[M, width] from x [M, d]; the copy gives every row the same alignment."""
+    return torch.stack([function(row.clone()) for row in x]) if len(x) else x.new_empty(0, width)
+
+
+def store_rows(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
+    """Write k, v [M, KV, hd] to the rows' slots of one layer of the pool."""
+    slot = rows.slot.long()
+    blocks, offset = rows.tables.long()[rows.sequence.long(), slot // BLOCK_SIZE], slot % BLOCK_SIZE
+    keys[blocks, :, :, offset] = k.to(keys.dtype)
+    values[blocks, :, offset, :] = v.to(values.dtype)
+
+
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
+    """q [M, H, hd] -> [M, H * hd]: each row gathers the keys of its own list and takes their softmax in float64."""
+    m, heads, hd = q.shape
+    kv_heads = keys.shape[1]
+    out = q.new_empty(m, heads * hd)
+    for i in range(m):
+        prefix, n_path = int(rows.prefix[i]), int(rows.n_path[i])
+        start = max(0, prefix + n_path - window) if window > 0 else 0
+        slots = torch.cat([torch.arange(prefix, device=q.device), rows.path[i, :n_path].long()])[start:]
+        blocks, offset = rows.tables[rows.sequence[i]].long()[slots // BLOCK_SIZE], slots % BLOCK_SIZE
+        k = keys[blocks, :, :, offset].transpose(0, 1).double()  # [KV, n, hd]
+        v = values[blocks, :, offset, :].transpose(0, 1).double()
+        grouped = q[i].double().view(kv_heads, heads // kv_heads, 1, hd)
+        scores = scale * (grouped * k[:, None]).sum(-1)  # [KV, H / KV, n]
+        p = torch.exp(scores - scores.amax(-1, keepdim=True))
+        o = (p[..., None] * v[:, None]).sum(-2) / p.sum(-1, keepdim=True)  # [KV, H / KV, hd]
+        out[i] = o.reshape(-1)
+    return out
+
+
+class PortableRowOps(Kernels):
+    """Everything of ``Kernels`` but the products."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        def norm(row: Tensor) -> Tensor:
+            wide = row.double()
+            return (wide * torch.rsqrt(wide.square().mean() + eps)).float() * weight
+
+        return _each_row(norm, x.reshape(-1, x.shape[-1]), x.shape[-1]).view(x.shape)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        def gated(row: Tensor) -> Tensor:
+            gate, up = row.double().chunk(2)
+            return (gate * torch.sigmoid(gate) * up).float()
+
+        return _each_row(gated, gate_up, gate_up.shape[1] // 2)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        for row, c, s in zip(x, cos, sin, strict=True):
+            a, b = row.double().chunk(2, dim=-1)  # [H, hd / 2]
+            row.copy_(torch.cat([a * c - b * s, b * c + a * s], dim=-1))
+
+    def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
+        store_rows(k, v, keys, values, rows)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
+        return attend_rows(q, keys, values, rows, scale, window)
+
+    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if not 1 <= k <= logits.shape[1]:
+            raise ValueError(f"k must be in [1, {logits.shape[1]}], got {k}")
+        values = logits.new_empty(len(logits), k)
+        ids = torch.empty(len(logits), k, dtype=torch.int64, device=logits.device)
+        for i, row in enumerate(logits):
+            known = torch.where(row.isnan(), -torch.inf, row)
+            held = torch.nonzero(known >= torch.topk(known, k).values[-1]).flatten()  # topk alone leaves ties in any order
+            ids[i] = held[torch.sort(known[held], descending=True, stable=True).indices[:k]]
+            values[i] = row[ids[i]]
+            if row.isnan().any():
+                values[i, 0] = torch.nan
+        return values, ids
+
+    def race(self, logp: Tensor, seed: int, position: int) -> int:
+        alive = torch.nonzero(logp > -torch.inf).flatten()
+        if logp.isnan().any() or not len(alive):
+            return -1
+        scores = logp[alive] + gumbel(seed, position, alive)
+        return int(alive[torch.nonzero(scores == scores.max())[0, 0]])

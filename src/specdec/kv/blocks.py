@@ -1,0 +1,146 @@
+"""Who owns which block of the pool: integers only, the storage itself is in ``pool.py``.
+
+A block is free, or held by as many tables as its reference count says. A table covers slots ``0 .. len(blocks) * 16``;
+rollback is dropping the blocks past a length, whatever they hold, so its cost does not depend on the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specdec.config import BLOCK_SIZE
+
+
+class OutOfBlocks(RuntimeError):
+    """The pool cannot give what was asked for; nothing was taken."""
+
+
+def blocks_for(n_slots: int) -> int:
+    """Blocks that cover ``n_slots`` slots."""
+    return -(-n_slots // BLOCK_SIZE)
+
+
+class BlockAllocator:
+    """Hands out the blocks of one pool and counts who holds them."""
+
+    def __init__(self, n_blocks: int, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
+        self.n_blocks = n_blocks
+        self.on_free = on_free
+        """Called with blocks that just became free; tests poison them."""
+        self._refs = [0] * n_blocks
+        # Last freed, first reused: the working set of a small load stays small.
+        self._free = list(range(n_blocks - 1, -1, -1))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def n_used(self) -> int:
+        return self.n_blocks - len(self._free)
+
+    def references(self, block: int) -> int:
+        return self._refs[block]
+
+    def take(self, n: int) -> list[int]:
+        """All of ``n`` blocks or none.
+
+        Raises:
+            OutOfBlocks: fewer than ``n`` are free.
+        """
+        if n > len(self._free):
+            raise OutOfBlocks(f"{n} blocks of {BLOCK_SIZE} tokens wanted, {len(self._free)} of {self.n_blocks} are free")
+        if n == 0:
+            return []
+        taken = self._free[-n:][::-1]
+        del self._free[-n:]
+        for block in taken:
+            self._refs[block] = 1
+        return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more holder for each of these blocks."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                raise ValueError(f"block {block} is free and cannot be shared")
+        for block in blocks:
+            self._refs[block] += 1
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """One holder fewer for each of these blocks; those without a holder become free."""
+        freed = []
+        for block in blocks:
+            if self._refs[block] == 0:
+                raise ValueError(f"block {block} is freed twice")
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                freed.append(block)
+        self._free.extend(reversed(freed))
+        if freed and self.on_free is not None:
+            self.on_free(freed)
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Raise AssertionError unless the counts are exactly what these tables hold (every table must be given)."""
+        held = [0] * self.n_blocks
+        for table in tables:
+            for block in table.blocks:
+                held[block] += 1
+        if held != self._refs:
+            wrong = [b for b in range(self.n_blocks) if held[b] != self._refs[b]]
+            raise AssertionError(f"blocks {wrong[:8]} have reference counts that no table accounts for")
+        if sorted(self._free) != [b for b in range(self.n_blocks) if held[b] == 0]:
+            raise AssertionError("the free list is not the set of blocks without a holder")
+
+
+class BlockTable:
+    """The blocks of one sequence, in order of its slots."""
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+        self.blocks: list[int] = []
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.blocks) * BLOCK_SIZE
+
+    def missing(self, n_slots: int) -> int:
+        """Blocks that ``reserve(n_slots)`` would take."""
+        return max(0, blocks_for(n_slots) - len(self.blocks))
+
+    def reserve(self, n_slots: int) -> None:
+        """Grow to at least ``n_slots`` slots, wholly or not at all.
+
+        Raises:
+            OutOfBlocks: the pool has too few free blocks; the table is unchanged.
+        """
+        self.blocks += self._allocator.take(self.missing(n_slots))
+
+    def truncate(self, n_slots: int) -> None:
+        """Give back the blocks past the first ``n_slots`` slots."""
+        keep = blocks_for(n_slots)
+        dropped = self.blocks[keep:]
+        del self.blocks[keep:]
+        self._allocator.drop(dropped)
+
+    def share(self, n_slots: int) -> BlockTable:
+        """A new table that begins with this one's first ``n_slots`` slots.
+
+        Only whole blocks can be shared: a block with two holders is never written again.
+
+        Raises:
+            ValueError: ``n_slots`` is not a multiple of the block size, or exceeds this table.
+        """
+        if n_slots % BLOCK_SIZE or n_slots > self.n_slots:
+            raise ValueError(f"only whole blocks of this table's {self.n_slots} slots can be shared, not {n_slots} slots")
+        other = BlockTable(self._allocator)
+        other.blocks = self.blocks[: n_slots // BLOCK_SIZE]
+        self._allocator.share(other.blocks)
+        return other
+
+    def check_writable(self, start: int, stop: int) -> None:
+        """Raise AssertionError unless slots ``[start, stop)`` are covered and lie in blocks that nobody else holds."""
+        if stop > self.n_slots:
+            raise AssertionError(f"slots up to {stop} are to be written, the table covers {self.n_slots}")
+        for block in self.blocks[start // BLOCK_SIZE : blocks_for(stop)]:
+            if self._allocator.references(block) != 1:
+                raise AssertionError(f"block {block} is to be written but has {self._allocator.references(block)} holders")

@@ -1,0 +1,309 @@
+"""The library's face: text in, text out.
+
+It tokenises, lays out chats, gives each sequence its seed and its stop strings, and turns the engine's deltas back into
+text. One ``LLM`` serves one thread at a time; several prompts, and several open streams, share its passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from typing import Any, Protocol, TypeAlias, TypeGuard
+
+import torch
+
+from specdec import kernels as arithmetic
+from specdec.config import DEFAULT_MODEL, ConfigError, EngineConfig, Precision, SamplingParams, SpeculationConfig, from_dict
+from specdec.engine import Engine, RequestError
+from specdec.kernels.base import Kernels
+from specdec.models.base import Model
+from specdec.models.load import end_tokens, load_model, load_tokenizer
+from specdec.models.source import resolve
+from specdec.models.tokenizer import ChatTemplateError
+from specdec.results import Chunk, Result, Run
+from specdec.sampling import derive_seed
+from specdec.text import Decoder, TextStream
+
+__all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream"]
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | list[int]
+Params: TypeAlias = SamplingParams | Many[SamplingParams] | None
+"""For all prompts, or one for each; None takes the defaults."""
+
+
+class TextTokenizer(Decoder, Protocol):
+    """What the façade needs of a tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]: ...
+
+    def decode(self, ids: Many[int], *, skip_special: bool) -> str: ...
+
+    def chat(self, messages: Many[Message], **variables: Any) -> list[int]: ...
+
+
+class LLM:
+    """A model, ready to answer.
+
+    Args:
+        model: an alias, a folder in Hugging Face layout, a ``.gguf`` file, or an id on the Hugging Face hub.
+        revision: branch, tag or commit of a hub id.
+        precision: arithmetic of the products; ``auto`` takes the best that the weights allow.
+        speculation: ``off``, ``auto``, drafter names joined by commas, or a config. It changes the speed and nothing else.
+        threads: of the whole process; None leaves the number as it is.
+        max_len: longest prompt and output together; None takes the model's context.
+        device: where the model runs; the native kernels run on ``cpu``.
+        progress: show progress of a download on stderr.
+        settings: further settings of ``EngineConfig``.
+
+    Raises:
+        ModelError: the model cannot be found, fetched or run.
+        ConfigError: a setting is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        revision: str | None = None,
+        precision: Precision = "auto",
+        speculation: str | SpeculationConfig = "auto",
+        threads: int | None = None,
+        max_len: int | None = None,
+        device: str = "cpu",
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        if isinstance(speculation, str):
+            speculation = SpeculationConfig.parse(speculation)
+        config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
+        if threads is not None:
+            if threads < 1:
+                raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
+            torch.set_num_threads(threads)
+        found = resolve(model, revision=revision, progress=progress)
+        where = torch.device(device)
+        chosen = arithmetic.select(where)
+        # The tokenizer first: one that cannot be read should not cost the time to read the weights.
+        tokenizer = load_tokenizer(found)
+        ends = end_tokens(found) | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
+        self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model)
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        kernels: Kernels,
+        config: EngineConfig,
+        tokenizer: TextTokenizer,
+        *,
+        end_tokens: frozenset[int],
+        name: str,
+    ) -> LLM:
+        """A façade over a model and a tokenizer that exist already."""
+        llm = cls.__new__(cls)
+        llm._join(model, kernels, config, tokenizer, end_tokens, name)
+        return llm
+
+    def _join(
+        self,
+        model: Model,
+        kernels: Kernels,
+        config: EngineConfig,
+        tokenizer: TextTokenizer,
+        end_tokens: frozenset[int],
+        name: str,
+    ) -> None:
+        self.engine = Engine(model, kernels, config)
+        self.kernels = kernels
+        self.config = config
+        self.tokenizer = tokenizer
+        self.end_tokens = end_tokens
+        self.name = name
+        self.precision = model.precision
+        self._runs: dict[int, Run] = {}
+
+    def without_speculation(self) -> LLM:
+        """The same model and weights in a second engine that decodes plainly; its tokens must be the same."""
+        plain = dataclasses.replace(self.config.speculation, drafters=())
+        return LLM.of(
+            self.engine.model,
+            self.kernels,
+            dataclasses.replace(self.config, speculation=plain, self_test=False),
+            self.tokenizer,
+            end_tokens=self.end_tokens,
+            name=self.name,
+        )
+
+    def generate(self, prompts: Prompt | list[str] | list[list[int]] | list[Prompt], params: Params = None) -> list[Result]:
+        """Continue one prompt or several, all in one batch.
+
+        Args:
+            prompts: text, token ids, or a list of those. Text is encoded as it stands, without a chat template.
+            params: for all prompts, or one for each.
+
+        Returns:
+            ``n`` results per prompt, in order. A sequence that fails on its way has the finish reason ``error``.
+
+        Raises:
+            RequestError: a prompt or its parameters cannot be served, before anything starts; the message says which one.
+        """
+        many = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
+        return self._answer([self._encode(prompt) for prompt in many], params)
+
+    def chat(
+        self,
+        messages: Many[Message] | Many[Many[Message]],
+        params: Params = None,
+        **template: Any,
+    ) -> list[Result]:
+        """Answer one conversation or several, laid out by the model's chat template.
+
+        Args:
+            messages: a conversation (mappings with ``role`` and ``content``), or a list of conversations.
+            params: for all conversations, or one for each.
+            template: what else the template knows, such as ``tools``.
+
+        Returns:
+            As ``generate``.
+
+        Raises:
+            ChatTemplateError: the template refuses the messages, or there is none.
+            RequestError: as ``generate``.
+        """
+        many = [messages] if _is_conversation(messages) else list(messages)
+        return self._answer([self.tokenizer.chat(conversation, **template) for conversation in many], params)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt | Many[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
+        """Answer one prompt or conversation piece by piece; close the stream to abandon it.
+
+        Raises:
+            RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
+        """
+        ids = self.tokenizer.chat(prompt, **template) if _is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
+        return Stream(self, self._start([ids], params))
+
+    def _encode(self, prompt: object) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special=True)
+        if _is_ids(prompt):
+            return prompt
+        raise RequestError(f"a prompt must be text or a list of token ids, got {prompt!r}")
+
+    def _answer(self, prompts: list[list[int]], params: Params) -> list[Result]:
+        runs = self._start(prompts, params)
+        try:
+            while any(run.result is None for run in runs):
+                self._step()
+        finally:
+            self._drop(runs)
+        return [run.result for run in runs if run.result]
+
+    def _start(self, prompts: list[list[int]], params: Params) -> list[Run]:
+        """Give all sequences to the engine, or none of them."""
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"there are {len(prompts)} prompts but {len(params)} sampling parameters")
+        runs: list[Run] = []
+        try:
+            for index, (ids, wanted) in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    runs += self._add(index, ids, wanted)
+                except RequestError as error:
+                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
+        except BaseException:
+            self._drop(runs)
+            raise
+        return runs
+
+    def _add(self, index: int, ids: list[int], params: SamplingParams) -> list[Run]:
+        params = self._spelled_out(params)
+        seed = secrets.randbelow(2**63) if params.seed is None else params.seed
+        runs = []
+        try:
+            for choice in range(params.n):
+                text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+                own = derive_seed(seed, choice)
+                sequence_id = self.engine.add(ids, params, self.end_tokens, own, text)
+                run = self._runs[sequence_id] = Run(sequence_id, index, choice, own, len(ids), text)
+                runs.append(run)
+        except BaseException:
+            self._drop(runs)
+            raise
+        return runs
+
+    def _spelled_out(self, params: SamplingParams) -> SamplingParams:
+        """Bad words as token ids: the word as it begins a text, and as it follows a space."""
+        words = dict.fromkeys(params.bad_words_ids)
+        vocab_size = self.engine.model.shape.vocab_size
+        for word in params.bad_words:
+            spellings = [self.tokenizer.encode(s, add_special=False) for s in (word.lstrip() or word, " " + word.lstrip())]
+            possible = [tuple(ids) for ids in spellings if max(ids) < vocab_size]
+            if not possible:
+                raise RequestError(f"the bad word {word!r} cannot be written in this model's vocabulary")
+            words.update(dict.fromkeys(possible))
+        return params.replace(bad_words=(), bad_words_ids=tuple(words)) if params.bad_words else params
+
+    def _step(self) -> None:
+        for delta in self.engine.step():
+            if run := self._runs.get(delta.sequence_id):
+                run.take(delta)
+
+    def _drop(self, runs: Iterable[Run]) -> None:
+        """Forget sequences, ending those that have not ended."""
+        for run in runs:
+            if self._runs.pop(run.sequence_id, None) and run.result is None:
+                self.engine.abort(run.sequence_id)
+
+
+class Stream(Iterator[Chunk]):
+    """The chunks of one request as they come. Closing it, or leaving its ``with`` block, abandons what has not ended."""
+
+    def __init__(self, llm: LLM, runs: list[Run]) -> None:
+        self._llm = llm
+        self._runs = runs
+        self._open = True
+
+    def __next__(self) -> Chunk:
+        while self._open:
+            for run in self._runs:
+                if run.chunks:
+                    return run.chunks.pop(0)
+            if all(run.result for run in self._runs):
+                self.close()
+            else:
+                self._llm._step()
+        raise StopIteration
+
+    @property
+    def results(self) -> list[Result]:
+        """The answers that have ended so far."""
+        return [run.result for run in self._runs if run.result]
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._llm._drop(self._runs)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _is_ids(prompt: object) -> TypeGuard[list[int]]:
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+
+
+def _is_conversation(messages: object) -> bool:
+    return isinstance(messages, list | tuple) and bool(messages) and all(isinstance(m, Mapping) for m in messages)

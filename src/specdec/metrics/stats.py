@@ -1,0 +1,91 @@
+"""Plain counters of what drafting and verification did, per sequence and for the whole engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec.types import ROOT, Draft
+
+PHASES = ("draft", "forward", "verify", "host")
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and seconds; a fresh one is all zeros.
+
+    A *target pass* is a forward pass whose logits were used to emit tokens. Passes over parts of a prompt that emit
+    nothing are counted apart. A depth is *reached* when the walk stood at a node that had children at that depth.
+    """
+
+    target_passes: int = 0
+    prefill_passes: int = 0
+    prompt_rows: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    drafted_by_depth: Counter[int] = field(default_factory=Counter)
+    reached_by_depth: Counter[int] = field(default_factory=Counter)
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    drafted_by_drafter: Counter[str] = field(default_factory=Counter)
+    accepted_by_drafter: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """τ: mean tokens emitted per target pass, the corrected or bonus token included; 0 before the first pass."""
+        return self.emitted / self.target_passes if self.target_passes else 0.0
+
+    def record_burst(self, draft: Draft, depths: list[int], path: tuple[int, ...], emitted: int) -> None:
+        """Count one target pass.
+
+        Args:
+            draft: what was verified.
+            depths: depth of each node, 1 for one that follows the pending token.
+            path: the accepted nodes that were really emitted.
+            emitted: tokens that were really emitted.
+        """
+        self.target_passes += 1
+        self.emitted += emitted
+        self.drafted += len(draft)
+        self.accepted += len(path)
+        for depth, source in zip(depths, draft.sources, strict=True):
+            self.drafted_by_depth[depth] += 1
+            self.drafted_by_drafter[source] += 1
+        for depth, node in enumerate(path, start=1):
+            self.reached_by_depth[depth] += 1
+            self.accepted_by_depth[depth] += 1
+            self.accepted_by_drafter[draft.sources[node]] += 1
+        last = path[-1] if path else ROOT
+        if last in draft.tree.parents:
+            self.reached_by_depth[len(path) + 1] += 1
+
+    def add_seconds(self, **phases: float) -> None:
+        for phase, seconds in phases.items():
+            self.seconds[phase] += seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain values for JSON; depths count from 1."""
+        return {
+            "target_passes": self.target_passes,
+            "prefill_passes": self.prefill_passes,
+            "prompt_rows": self.prompt_rows,
+            "emitted": self.emitted,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "tokens_per_pass": self.tokens_per_pass,
+            "preemptions": self.preemptions,
+            "drafted_by_depth": _by_depth(self.drafted_by_depth),
+            "reached_by_depth": _by_depth(self.reached_by_depth),
+            "accepted_by_depth": _by_depth(self.accepted_by_depth),
+            "drafted_by_drafter": dict(self.drafted_by_drafter),
+            "accepted_by_drafter": dict(self.accepted_by_drafter),
+            "seconds": dict(self.seconds),
+        }
+
+
+def _by_depth(counts: Counter[int]) -> list[int]:
+    """Counts as a list, depth 1 first."""
+    return [counts[depth] for depth in range(1, max(counts, default=0) + 1)]

@@ -1,0 +1,1 @@
+"""Models: finding, loading and running them."""

@@ -1,0 +1,64 @@
+"""What a model is to the engine: rows of tokens in, logits of the wanted rows out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.attention.base import Attention
+from specdec.config import Precision
+from specdec.kernels.base import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one pass, flattened over sequences."""
+
+    tokens: Tensor
+    """int64 [M]"""
+    positions: Tensor
+    """int64 [M] absolute positions"""
+    lengths: Tensor
+    """int64 [M] max(prompt length, position + 1): the context length that length-dependent rope scalings go by"""
+    rows: Rows
+    wanted: Tensor
+    """int64 [W] rows whose logits are wanted"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the cache and the engine must know of a model."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context: int
+    """Longest sequence the model was made for, in tokens."""
+
+
+class Model(ABC):
+    """A causal language model."""
+
+    shape: Shape
+    kv_dtype: torch.dtype
+    device: torch.device
+    precision: Precision
+    """What the weights are held in; never ``auto``."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the weights; 0 where a model has none or does not say."""
+        return 0
+
+    @abstractmethod
+    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run the rows.
+
+        Returns:
+            logits [W, V] float32 of the wanted rows, and for each layer in ``taps`` its output hidden states [W, d].
+        """

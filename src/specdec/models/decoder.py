@@ -1,0 +1,106 @@
+"""One decoder for the whole family, driven by its Architecture. It knows nothing of quantisation, batching or drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.attention.base import Attention
+from specdec.config import Precision
+from specdec.kernels.base import Kernels
+from specdec.models.architecture import Architecture
+from specdec.models.base import Batch, Model, Shape
+from specdec.models.layers import RotaryTable
+from specdec.quant.linear import Embedding, Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The weights of one layer. Query, key and value are one product, gate and up another."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    ffn_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder(Model):
+    """Embedding, layers of attention and gated feed-forward around a float32 residual stream, norm, output matrix."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        embedding: Embedding,
+        layers: Collection[Layer],
+        norm: Tensor,
+        head: Linear,
+        kernels: Kernels,
+        precision: Precision,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        a = self.architecture = architecture
+        self.shape = Shape(a.n_layers, a.n_kv_heads, a.head_dim, a.vocab_size, a.context)
+        self.precision = precision
+        self.kv_dtype = kv_dtype
+        self.device = device
+        self.kernels = kernels
+        self.embedding = embedding
+        self.layers = tuple(layers)
+        self.norm = norm
+        self.head = head
+        self._rotary = RotaryTable(a.rope, device)
+        self._scale = a.head_dim**-0.5
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the weights."""
+        products = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return sum(m.n_bytes for m in {*products, self.head, self.embedding.weight})  # a tied head counts once
+
+    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        a, rms_norm = self.architecture, self.kernels.rms_norm
+        if unknown := set(taps) - set(range(a.n_layers)):
+            raise ValueError(f"taps {sorted(unknown)} are not layers of this model, which has layers 0 to {a.n_layers - 1}")
+        n_rows, last, tapped = len(batch.tokens), a.n_layers - 1, {}
+        angles = self._rotary(batch.positions, batch.lengths)
+        x = self.embedding(batch.tokens)  # [M, d]
+        for i, layer in enumerate(self.layers):
+            qkv = layer.qkv(rms_norm(x, layer.attention_norm, a.rms_eps))
+            q, k, v = self._heads(layer, qkv.view(n_rows, -1, a.head_dim), *angles)
+            attended = attention(i, q, k, v, batch.rows, self._scale, a.windows[i])  # [M, H * hd]
+            if i == last:  # every row's key and value is stored by now: from here on only the wanted rows matter
+                x, attended = x[batch.wanted], attended[batch.wanted]
+                if not len(x):
+                    break
+            x += layer.out(attended)
+            gate_up = layer.gate_up(rms_norm(x, layer.ffn_norm, a.rms_eps))
+            x += layer.down(self.kernels.silu_mul(gate_up))
+            if i in taps:
+                tapped[i] = x if i == last else x[batch.wanted]  # [W, d]
+        if not len(x):
+            empty = x.new_empty(0, a.vocab_size)
+            return empty, dict.fromkeys(taps, x)
+        return self.head(rms_norm(x, self.norm, a.rms_eps)), tapped
+
+    def _heads(self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """qkv [M, H + 2 KV, hd] -> rotated q [M, H, hd], rotated k and v [M, KV, hd]."""
+        a, kernels = self.architecture, self.kernels
+        n_q, n_qk = a.n_heads, a.n_heads + a.n_kv_heads
+        q, k, v = qkv[:, :n_q], qkv[:, n_q:n_qk], qkv[:, n_qk:]
+        if layer.q_norm is None or layer.k_norm is None:
+            kernels.rope(qkv[:, :n_qk], cos, sin)  # queries and keys lie side by side: one call turns both
+            return q, k, v
+        q = kernels.rms_norm(q.contiguous(), layer.q_norm, a.rms_eps)
+        k = kernels.rms_norm(k.contiguous(), layer.k_norm, a.rms_eps)
+        kernels.rope(q, cos, sin)
+        kernels.rope(k, cos, sin)
+        return q, k, v

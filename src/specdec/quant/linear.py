@@ -1,0 +1,258 @@
+"""The matrices of a model, whatever they are made of: a model calls them and looks rows up, and knows no more than that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.config import Precision
+from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
+from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
+
+
+class GgufTensor(Protocol):
+    """A matrix [N, K] as a GGUF file encodes it."""
+
+    @property
+    def kind(self) -> GgufKind: ...
+
+    @property
+    def raw(self) -> Tensor:
+        """uint8 [N, bytes of a row]"""
+        ...
+
+
+class Linear(ABC):
+    """y = x W^T with W [n, k]; a row of y depends on that row of x alone."""
+
+    n: int
+    k: int
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [M, k] f32 -> [M, n] f32"""
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of W itself: ids [M] int64 -> [M, k] f32."""
+
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """Memory that the weight takes."""
+
+
+class BlockLinear(Linear):
+    """Weights in groups of 32 (q4, q8)."""
+
+    def __init__(self, weight: BlockWeight, kernels: Kernels) -> None:
+        self.n, self.k = weight.n, weight.k
+        self.weight = weight
+        self._product = kernels.block_linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self.weight)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return rows(self.weight, ids)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weight.data.nbytes
+
+
+class DenseLinear(Linear):
+    """float32 or bfloat16 weights on the CPU, packed for the dense product."""
+
+    def __init__(self, weight: DenseWeight, kernels: Kernels) -> None:
+        self.n, self.k = weight.n, weight.k
+        self.weight = weight
+        self._product = kernels.dense_linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self.weight)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
+            raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
+        return self.weight.data[ids // LANES, :, ids % LANES].float()
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weight.data.nbytes
+
+
+class DeviceLinear(Linear):
+    """float32 or bfloat16 weights [n, k] on an accelerator, multiplied by torch in their own type."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.n, self.k = weight.shape
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight).float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids].float()
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weight.nbytes
+
+
+class StackedLinear(Linear):
+    """Matrices over the same inputs that cannot be packed as one (their encodings differ), one below the other."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = tuple(parts)
+        self.n, self.k = sum(part.n for part in parts), parts[0].k
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        y = torch.empty(len(ids), self.k, device=ids.device)
+        start = 0
+        for part in self.parts:
+            inside = (ids >= start) & (ids < start + part.n)
+            y[inside] = part.rows(ids[inside] - start)
+            start += part.n
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
+            raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
+        return y
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
+
+
+class BiasedLinear(Linear):
+    """A matrix and a bias [n] f32, added last."""
+
+    def __init__(self, linear: Linear, bias: Tensor) -> None:
+        if bias.shape != (linear.n,):
+            raise ValueError(f"a bias of {list(bias.shape)} does not fit a matrix with {linear.n} outputs")
+        self.n, self.k = linear.n, linear.k
+        self.linear, self.bias = linear, bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.bias
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.linear.rows(ids)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.linear.n_bytes + self.bias.nbytes
+
+
+class Embedding:
+    """Token ids to rows of a matrix, which may be the output matrix as well (a tied embedding: no second table)."""
+
+    def __init__(self, weight: Linear) -> None:
+        self.weight = weight
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids [M] int64 -> [M, k] f32"""
+        return self.weight.rows(ids)
+
+    def shares(self, head: Linear) -> bool:
+        """Is the table the output matrix itself?"""
+        return self.weight is head
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that the table takes, were it not shared."""
+        return self.weight.n_bytes
+
+
+def pack_dense(weight: Tensor, dtype: torch.dtype) -> DenseWeight:
+    """A float weight [N, K] packed [ceil(N / 16), K, 16] in float32 or bfloat16; channels past N are zero."""
+    if weight.dim() != 2:
+        raise ValueError(f"a matrix is [N, K], got {list(weight.shape)}")
+    n, k = weight.shape
+    whole = n // LANES * LANES
+    data = torch.zeros(-(-n // LANES), k, LANES, dtype=dtype)
+    data[: whole // LANES] = weight[:whole].view(-1, LANES, k).transpose(1, 2)
+    if whole < n:
+        data[-1, :, : n - whole] = weight[whole:].t()
+    return DenseWeight(data, n, k)
+
+
+def make_linear(
+    parts: Sequence[Tensor | GgufTensor], precision: Precision, kernels: Kernels, device: torch.device, bias: Tensor | None
+) -> Linear:
+    """One matrix from parts that lie one below the other (query, key, value; gate, up), in the precision that was asked for.
+
+    ``auto`` takes each part as it comes: blocks stay blocks, bfloat16 stays bfloat16, other floats become float32.
+    ``blocks`` does the same and refuses floats. ``q4`` and ``q8`` quantise what is not already of that kind; ``bf16`` and
+    ``fp32`` read blocks back into floats.
+
+    Args:
+        parts: float tensors [N, K] or GGUF tensors, over the same K inputs.
+        kernels: what multiplies.
+        device: where the weights will lie.
+        bias: [sum of N], added to the product, or None.
+
+    Raises:
+        ValueError: a part that does not allow the precision, or parts of different widths.
+    """
+    packed = [_encode(part, precision) for part in parts]
+    linears: list[Linear] = []
+    for run in _runs(packed):
+        if isinstance(run[0], BlockWeight):
+            weight = join([w for w in run if isinstance(w, BlockWeight)])
+            data = weight.data.to(device)
+            linears.append(BlockLinear(BlockWeight(data, weight.kind, weight.n, weight.k), kernels))
+            continue
+        dense = torch.cat([w for w in run if isinstance(w, Tensor)])
+        if device.type == "cpu":
+            linears.append(DenseLinear(pack_dense(dense, dense.dtype), kernels))
+        else:
+            linears.append(DeviceLinear(dense.to(device)))
+    if len({linear.k for linear in linears}) > 1:
+        raise ValueError(f"parts of one matrix need the same width, got {[linear.k for linear in linears]}")
+    whole = linears[0] if len(linears) == 1 else StackedLinear(linears)
+    return whole if bias is None else BiasedLinear(whole, bias.to(device))
+
+
+def _encode(part: Tensor | GgufTensor, precision: Precision) -> BlockWeight | Tensor:
+    """Block weights, or floats [N, K] in the type that they are to be kept in."""
+    if isinstance(part, Tensor):
+        if precision == "blocks":
+            raise ValueError(
+                f"precision blocks keeps the blocks of a GGUF file, but here are floats ({part.dtype}): choose auto, q4 or q8"
+            )
+        if precision == "q4" or precision == "q8":
+            return from_float(part, precision)
+        keep = precision == "bf16" or (precision == "auto" and part.dtype is torch.bfloat16)
+        return part.detach().to("cpu", torch.bfloat16 if keep else torch.float32)
+    blocks = from_gguf(part.raw, part.kind)
+    if precision in ("auto", "blocks", blocks.kind):
+        return blocks
+    return _encode(dequantize(blocks), precision)
+
+
+def _runs(packed: Sequence[BlockWeight | Tensor]) -> list[list[BlockWeight | Tensor]]:
+    """Neighbours that can be joined into one weight: of one encoding, and all but the last of whole blocks of channels."""
+    runs: list[list[BlockWeight | Tensor]] = []
+    for weight in packed:
+        last = runs[-1][-1] if runs else None
+        if isinstance(weight, BlockWeight) and isinstance(last, BlockWeight):
+            fits = (weight.kind, weight.k) == (last.kind, last.k) and last.n % LANES == 0
+        else:
+            fits = (
+                isinstance(weight, Tensor)
+                and isinstance(last, Tensor)
+                and (weight.dtype, weight.shape[1]) == (last.dtype, last.shape[1])
+            )
+        if fits:
+            runs[-1].append(weight)
+        else:
+            runs.append([weight])
+    return runs

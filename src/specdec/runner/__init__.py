@@ -1,0 +1,1 @@
+"""From a step of sequences to a forward pass."""

@@ -1,0 +1,199 @@
+"""The nouns that every other module speaks.
+
+Plain values with their invariants and nothing else: no module of ours is imported, and torch only for annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec.config import SamplingParams
+    from specdec.kv.blocks import BlockTable
+    from specdec.metrics.stats import Stats
+    from specdec.sampling import History
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Status = Literal["waiting", "running", "finished"]
+
+ROOT = -1
+"""The parent of a node that directly follows the pending token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Drafted tokens hanging from the pending token; the empty tree is plain decoding.
+
+    Node ``i`` continues node ``parents[i]``, or the pending token where that is ``ROOT``. Parents precede their
+    children and siblings carry different tokens, so a path of tokens names at most one node.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(
+                f"a tree needs one parent per token, got {len(self.tokens)} tokens and {len(self.parents)} parents"
+            )
+        seen: set[tuple[int, int]] = set()
+        for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True)):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: a parent must be {ROOT} or an earlier node")
+            if (parent, token) in seen:
+                raise ValueError(f"node {node} repeats token {token} of an earlier sibling")
+            seen.add((parent, token))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree, where its nodes came from, and the laws that sampled nodes were drawn from."""
+
+    tree: Tree = Tree()
+    sources: tuple[str, ...] = ()
+    """The drafter that proposed each node."""
+    q: Tensor | None = None
+    """[n, V] the row each node was really drawn from; None where every node is deterministic (one-hot)."""
+    estimates: tuple[float, ...] = ()
+    """The drafter's guess of each node's chance of being accepted; empty where it makes none."""
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.tree):
+            raise ValueError(f"a draft needs one source per node, got {len(self.sources)} for {len(self.tree)} nodes")
+        if self.estimates and len(self.estimates) != len(self.tree):
+            raise ValueError(f"a draft needs an estimate per node or none, got {len(self.estimates)} for {len(self.tree)}")
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+
+class Stopper(Protocol):
+    """Decides, one committed token at a time, whether a sequence ends here (a stop string, for instance)."""
+
+    def feed(self, token: int) -> bool:
+        """True when this token completes a stop; called once per committed token, in order."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request's state. Holds committed tokens only: a draft is a separate value until it is verified.
+
+    At rest while decoding ``n_cached == len(tokens) - 1``: the last token is *pending*, chosen but not yet in the cache.
+    """
+
+    id: int
+    tokens: list[int]
+    n_prompt: int
+    params: SamplingParams
+    seed: int
+    max_len: int
+    """Prompt and output together never grow past this."""
+    end_tokens: frozenset[int]
+    """Tokens that end the sequence: the model's own (unless ignored) and the request's."""
+    table: BlockTable
+    history: History
+    stats: Stats
+    stopper: Stopper | None = None
+    n_cached: int = 0
+    """Leading tokens whose keys and values are in the pool."""
+    status: Status = "waiting"
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of one sequence in a step: committed tokens ``[start, stop)``, then the nodes of a draft.
+
+    Prefill is a long span. A draft may follow only when ``stop`` is the end of the committed tokens.
+    """
+
+    sequence: Sequence
+    start: int
+    stop: int
+    draft: Draft = Draft()
+
+    @property
+    def complete(self) -> bool:
+        """Does this span reach the pending token, so that its logits are wanted?"""
+        return self.stop == len(self.sequence.tokens)
+
+    @property
+    def n_rows(self) -> int:
+        return self.stop - self.start + len(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one forward pass. Every slot they need is reserved before the pass."""
+
+    spans: tuple[Span, ...]
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    @property
+    def n_rows(self) -> int:
+        return sum(span.n_rows for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a pass returns. Wanted rows are, per complete span, the pending token's and then each node's."""
+
+    logits: Tensor
+    """[W, V] float32, in step order."""
+    rows: tuple[slice, ...]
+    """For each span of the step, its rows of ``logits``; empty where the prompt goes on in a later step."""
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    """Layer -> [W, d] hidden states that drafters asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of an emitted token under the model's raw distribution, and the best few beside it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided: the accepted path and one more token, so at least one token is emitted."""
+
+    path: tuple[int, ...]
+    """Accepted node ids, root first."""
+    token: int
+    """The corrected token where a draft was refused, the bonus token where the path ran to a leaf."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one sequence. The cut at a stop, an end token or the length limit has already been made."""
+
+    sequence_id: int
+    tokens: tuple[int, ...]
+    sources: tuple[str | None, ...]
+    """For each token the drafter whose node it was, or None where the target itself chose it."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    stats: Stats | None = None
+    """The sequence's counters, with its last delta."""

@@ -1,0 +1,29 @@
+"""What all tests share. One thread per process: tests run side by side, and more threads than cores wait for each other."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+from specdec import kernels
+from specdec.config import DEFAULT_MODEL, Precision
+from specdec.models.load import load_model
+from specdec.models.source import resolve
+
+
+@pytest.fixture(scope="session")
+def default_model():
+    """The default model by precision, loaded once per process. Fetched into the cache folder where it is not there yet."""
+    loaded = {}
+
+    def load(precision: Precision):
+        if precision not in loaded:
+            loaded.clear()  # one at a time: they are large
+            loaded[precision] = load_model(
+                resolve(DEFAULT_MODEL), precision, kernels.select(torch.device("cpu")), torch.device("cpu")
+            )
+        return loaded[precision]
+
+    return load

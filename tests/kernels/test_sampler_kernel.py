@@ -1,0 +1,158 @@
+"""The sampler's kernels: the largest entries with ties to the lowest id, and the race that equals brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.kernels.base import Kernels, gumbel
+from specdec.kernels.cpu import NativeKernels
+from specdec.kernels.library import ISAS, LIBRARY, KernelError, Library
+from specdec.kernels.portable import PortableKernels
+
+
+def _native() -> Iterator[NativeKernels]:
+    for isa in ISAS:
+        try:
+            yield NativeKernels(Library(LIBRARY, isa))
+        except KernelError:
+            continue
+
+
+NATIVE, PORTABLE = list(_native()), PortableKernels()
+every = pytest.mark.parametrize("kernels", [*NATIVE, PORTABLE], ids=lambda kernels: kernels.name)
+FAST = NATIVE[-1]
+
+
+def brute_top(row: Tensor, k: int) -> list[int]:
+    values = row.tolist()
+    return sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
+
+
+def brute_race(logp: Tensor, seed: int, position: int) -> int:
+    scores = torch.where(logp == -torch.inf, -torch.inf, logp + gumbel(seed, position, torch.arange(len(logp))))
+    return int((scores == scores.max()).nonzero()[0, 0])
+
+
+@every
+@pytest.mark.parametrize("n", [1, 2, 31, 127, 128, 129, 300, 2000])
+def test_top_in_order_with_ties_to_the_lowest_id(kernels: Kernels, n: int) -> None:
+    """Few distinct values make ties everywhere; -inf, inf and both zeros are ordinary values."""
+    noise = torch.Generator().manual_seed(n)
+    rows = torch.stack(
+        [
+            torch.randn(n, generator=noise),
+            torch.randint(-2, 3, (n,), generator=noise).float(),
+            torch.randn(n, generator=noise).sort().values,
+            torch.randn(n, generator=noise).sort(descending=True).values,
+            torch.where(torch.rand(n, generator=noise) < 0.9, -torch.inf, torch.randn(n, generator=noise)),
+            torch.full((n,), -torch.inf),
+            torch.tensor([0.0, -0.0, torch.inf, -torch.inf]).repeat(n)[:n],
+        ]
+    )
+    for k in sorted({1, 2, 8, 20, 32} & set(range(n + 1))):
+        values, ids = kernels.top(rows, k)
+        assert ids.tolist() == [brute_top(row, k) for row in rows]
+        assert torch.equal(values, rows.gather(1, ids))
+
+
+@every
+@pytest.mark.parametrize("at", [0, 5, 127, 128, 140, 299])
+def test_a_nan_in_a_row_shows(kernels: Kernels, at: int) -> None:
+    """Wherever it stands, among finite or infinite values, and only in its own row."""
+    rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    rows[1, at], rows[2] = torch.nan, -torch.inf
+    rows[2, at], rows[3, 0] = -torch.nan, torch.inf
+    for k in (1, 8):
+        values, ids = kernels.top(rows, k)
+        assert values[:, 0].isnan().tolist() == [False, True, True, False]
+        assert ((ids >= 0) & (ids < 300)).all()
+
+
+@every
+def test_top_refuses_lists_longer_than_the_row(kernels: Kernels) -> None:
+    for k in (0, 6):
+        with pytest.raises(ValueError, match="k must be in"):
+            kernels.top(torch.zeros(2, 5), k)
+
+
+def test_top_is_the_same_on_two_threads() -> None:
+    rows, before, results = torch.randn(16, 40_000, generator=torch.Generator().manual_seed(0)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(FAST.top(rows, 8)[1])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+def laws(n: int, chance: torch.Generator) -> dict[str, Tensor]:
+    """Rows of log-probabilities of many characters."""
+    random = torch.randn(n, generator=chance, dtype=torch.float64)
+    survivor = torch.full((n,), -torch.inf, dtype=torch.float64)
+    survivor[int(torch.randint(n, (), generator=chance))] = 0
+    filtered = torch.where(random < 1, -torch.inf, random)
+    filtered[-1] = -2
+    return {
+        "equal": torch.full((n,), -3.0, dtype=torch.float64),
+        "mild": random.log_softmax(0),
+        "sharp": (random * 12).log_softmax(0),
+        "far apart": (random * 300).log_softmax(0),
+        "descending": -torch.arange(n, dtype=torch.float64) / 10,
+        "ascending": torch.arange(n, dtype=torch.float64) / 10,
+        "one survivor": survivor,
+        "filtered": filtered,
+    }
+
+
+def test_race_equals_brute_force() -> None:
+    """A thousand races at sizes around the block of 64, at seeds and positions up to the largest, in every implementation."""
+    chance = torch.Generator().manual_seed(7)
+    for n in (1, 2, 63, 64, 65, 128, 200, 1000):
+        for name, logp in laws(n, chance).items():
+            for draw in range(16):
+                seed = [draw, 2**63 - 1 - draw, int(torch.randint(2**62, (), generator=chance))][draw % 3]
+                position = [draw, 2**40 + draw][draw % 2]
+                expected = brute_race(logp, seed, position)
+                for kernels in [*NATIVE, PORTABLE]:
+                    assert kernels.race(logp, seed, position) == expected, (kernels.name, n, name, seed, position)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(-800, 0), st.just(float("-inf")), st.sampled_from([-1.0, -2.0])), min_size=1, max_size=90),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**31),
+)
+def test_race_equals_brute_force_on_any_row(values: list[float], seed: int, position: int) -> None:
+    logp = torch.tensor(values, dtype=torch.float64)
+    expected = brute_race(logp, seed, position) if max(values) > float("-inf") else -1
+    assert [kernels.race(logp, seed, position) for kernels in NATIVE] == [expected] * len(NATIVE)
+
+
+def test_race_over_a_vocabulary_too_large_for_the_usual_blocks() -> None:
+    logp = torch.randn(270_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for position in range(3):
+        assert FAST.race(logp, 5, position) == brute_race(logp, 5, position)
+
+
+def test_race_draws_by_the_law() -> None:
+    """20,000 races over five tokens: chi-square with 4 degrees of freedom below 23.5, which chance exceeds once in 10,000."""
+    p = torch.tensor([0.4, 0.3, 0.2, 0.08, 0.02], dtype=torch.float64)
+    logp, n = torch.cat([p.log(), torch.full((60,), -torch.inf, dtype=torch.float64)]), 20_000
+    drawn = torch.tensor([FAST.race(logp, 11, position) for position in range(n)])
+    counts = drawn.bincount(minlength=len(logp))
+    assert counts[5:].sum() == 0
+    assert (((counts[:5] - n * p) ** 2) / (n * p)).sum() < 23.5
+
+
+@every
+@pytest.mark.parametrize("bad", [[-torch.inf] * 70, [-1.0] * 69 + [torch.nan], [torch.nan] + [-torch.inf] * 69])
+def test_race_without_a_law_has_no_winner(kernels: Kernels, bad: list[float]) -> None:
+    assert kernels.race(torch.tensor(bad, dtype=torch.float64), 0, 0) == -1

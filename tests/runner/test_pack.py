@@ -1,0 +1,73 @@
+"""From a step to tensors: slots, positions and the list of slots that each row sees."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.config import SamplingParams
+from specdec.kv.blocks import BlockAllocator, BlockTable
+from specdec.metrics.stats import Stats
+from specdec.runner.pack import pack
+from specdec.sampling import History
+from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
+
+
+def sequence(allocator: BlockAllocator, tokens: list[int]) -> Sequence:
+    table = BlockTable(allocator)
+    table.reserve(len(tokens) + 16)
+    n = len(tokens)
+    return Sequence(0, tokens, n, SamplingParams(), 0, 100, frozenset(), table, History.of(tokens, n), Stats())
+
+
+@st.composite
+def trees(draw) -> Tree:
+    n = draw(st.integers(0, 12))
+    parents = tuple(draw(st.integers(ROOT, i - 1)) for i in range(n))
+    return Tree(tuple(range(100, 100 + n)), parents)  # distinct tokens, so siblings differ
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), trees()), min_size=1, max_size=4))
+def test_every_row_sees_exactly_its_own_past(shapes) -> None:
+    """Reading the slots that a row lists gives the tokens of its own sequence and path, in order, and nothing else."""
+    allocator = BlockAllocator(64)
+    spans, contexts = [], []
+    for n_tokens, start, tree in shapes:
+        start = min(start, n_tokens - 1)
+        s = sequence(allocator, list(range(n_tokens)))
+        spans.append(Span(s, start, n_tokens, Draft(tree, ("x",) * len(tree))))
+        contexts += [s.tokens[: i + 1] for i in range(start, n_tokens)]
+        for node in range(len(tree)):
+            path, at = [], node
+            while at != ROOT:
+                path.append(tree.tokens[at])
+                at = tree.parents[at]
+            contexts.append(s.tokens + path[::-1])
+    batch, rows = pack(Step(tuple(spans)), torch.device("cpu"))
+    r = batch.rows
+
+    # Pretend that all keys are token ids: first what earlier passes left, then what this one writes.
+    store = {}
+    for index, span in enumerate(spans):
+        for position in range(span.start):
+            store[index, position] = span.sequence.tokens[position]
+    for i in range(len(r)):
+        store[int(r.sequence[i]), int(r.slot[i])] = int(batch.tokens[i])
+    for i, context in enumerate(contexts):
+        owner = int(r.sequence[i])
+        slots = [*range(int(r.prefix[i])), *r.path[i, : int(r.n_path[i])].tolist()]
+        assert [store[owner, slot] for slot in slots] == context
+        assert slots[-1] == int(r.slot[i]), "a row sees itself last"
+        assert int(batch.positions[i]) == len(context) - 1
+        assert int(batch.lengths[i]) == max(spans[owner].sequence.n_prompt, len(context))
+    wanted = [batch.tokens[w].tolist() for w in (batch.wanted[s] for s in rows)]
+    assert wanted == [[span.sequence.tokens[-1], *span.draft.tree.tokens] for span in spans]
+
+
+def test_an_unfinished_prompt_wants_no_logits() -> None:
+    """Rows of a prompt that goes on later cost no output head."""
+    s = sequence(BlockAllocator(8), list(range(20)))
+    batch, rows = pack(Step((Span(s, 0, 8),)), torch.device("cpu"))
+    assert batch.wanted.numel() == 0
+    assert rows == (slice(0, 0),)
+    assert batch.rows.path.shape == (8, 0)

@@ -1,0 +1,70 @@
+"""The promise on the real model: drafts, batches and chunks change no token and no bit of a logit, in blocks and in bf16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Request, make_engine, run, serve, truth_of
+
+from specdec import kernels
+from specdec.config import DEFAULT_MODEL, SamplingParams
+from specdec.models.gguf import read_metadata
+from specdec.models.source import resolve
+from specdec.models.tokenizer import Tokenizer
+from specdec.runner.invariance import check_invariance
+from specdec.testing import Thicket
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+TEXTS = (
+    "Write the word list again in capital letters: red, green, blue, red, green, yellow.",
+    "What is the capital of France, and what is it known for?",
+    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return",
+    "Repeat after me: the bridge is closed, the road is closed, the school is closed.",
+)
+PARAMETERS = (
+    {},
+    {"top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1},
+    {"min_p": 0.05, "frequency_penalty": 0.4, "logprobs": 2},
+    {"presence_penalty": 0.5, "min_tokens": 20, "logit_bias": {198: 1.5}},
+)
+
+
+def ops():
+    return kernels.select(torch.device("cpu"))
+
+
+def requests(temperature: float) -> list[Request]:
+    tokenizer = Tokenizer.from_gguf(read_metadata(resolve(DEFAULT_MODEL).path))
+    return [
+        Request(
+            tuple(tokenizer.chat([{"role": "user", "content": text}])),
+            SamplingParams(temperature=temperature, max_tokens=28 - 4 * i, **settings),
+            seed=i,
+            end_tokens=frozenset({2}),
+        )
+        for i, (text, settings) in enumerate(zip(TEXTS, PARAMETERS, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("precision", ["blocks", "bf16"])
+def test_rows_are_bitwise_independent(default_model, precision: str) -> None:
+    """The start-up self-test finds no difference at all, and would say so if it did."""
+    found = check_invariance(default_model(precision), ops())
+    assert found.exact, found.describe()
+    assert set(found.differences) == {"burst width", "tree shape", "chunking", "batch"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("precision", ["blocks", "bf16"])
+def test_drafts_change_nothing(default_model, precision: str, temperature: float) -> None:
+    """Each request alone without drafts; then all in one batch with drafts of every kind, narrow and wide."""
+    model, asked = default_model(precision), requests(temperature)
+    alone = [serve(model, ops(), [request])[0] for request in asked]
+    for kind, max_nodes in (("auto", 8), ("ngram", 3), ("recycling", 16)):
+        answers = serve(model, ops(), asked, kind, max_nodes=max_nodes, prefill_rows=50)
+        assert [a.same for a in answers] == [a.same for a in alone], kind
+    drafter = Thicket(truth_of(asked, alone), model.shape.vocab_size, seed=1)
+    answers = run(make_engine(model, ops(), drafter=drafter, max_nodes=12, max_sequences=3), asked)
+    assert [a.same for a in answers] == [a.same for a in alone]
+    assert sum(a.stats["accepted"] for a in answers) > 10
