@@ -26,7 +26,7 @@ PARAMETERS = (
     {},
     {"top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1},
     {"min_p": 0.05, "frequency_penalty": 0.4, "logprobs": 2},
-    {"presence_penalty": 0.5, "min_tokens": 20, "logit_bias": {198: 1.5}},
+    {"presence_penalty": 0.5, "min_tokens": 12, "logit_bias": {198: 1.5}},
 )
 
 

@@ -149,7 +149,7 @@ def test_residual_accepts_all_where_draft_and_target_agree() -> None:
 
 def test_residual_without_mass_stands_by_the_target() -> None:
     """Where p and q differ by rounding alone, the residual is noise: it must be neither 0 / 0 nor blown up into a law."""
-    q = rows((0.2, 0.5, 0.3 + 1e-14))
+    q = rows((0.2 - 1e-14, 0.5, 0.3 + 1e-14))
     drawn: list[Tensor] = []
 
     def draw(p: Tensor) -> int:

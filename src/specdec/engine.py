@@ -113,7 +113,8 @@ class Engine:
 
         tokens = list(prompt)
         limit = self.max_len if params.max_tokens is None else min(self.max_len, len(tokens) + params.max_tokens)
-        own = frozenset() if params.ignore_eos else end_tokens
+        # A tokenizer may name end tokens that the model has no row for; those cannot come out.
+        own = frozenset() if params.ignore_eos else frozenset(token for token in end_tokens if token < vocab_size)
         sequence = Sequence(
             id=next(self._ids),
             tokens=tokens,

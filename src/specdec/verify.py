@@ -68,7 +68,7 @@ def residual(
     normalised. Whether a node exists may depend on anything but its own token.
 
     Args:
-        q: [n, V] rows that the nodes were drawn from, one-hot for a deterministic node; None where all are.
+        q: [n, V] float64 rows that the nodes were drawn from, one-hot for a deterministic node; None where all are.
         law: (node, tokens of the path down to it) -> [V] float64, the target's probabilities after that path.
         uniform: a number in [0, 1), independent of all others.
         draw: a token with the probabilities it is given.
@@ -81,9 +81,9 @@ def residual(
     path: list[int] = []
     tokens: tuple[int, ...] = ()
     while True:
-        p = law(node, tokens).double()
+        p = law(node, tokens)
         for token, child in below[node].items():
-            row = _one_hot(p, token) if q is None else q[child].double()
+            row = _one_hot(p, token) if q is None else q[child]
             if row[token] <= 0:
                 raise ValueError(f"node {child} holds token {token}, to which its own row of q gives no probability")
             if uniform() < float(p[token] / row[token]):  # strict: a token of probability 0 is never accepted

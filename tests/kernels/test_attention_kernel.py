@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from native import ALL, FAST, NATIVE
 from paged import Paged, Row, burst
 from torch import Tensor
 
 from specdec.kernels.base import Kernels, Rows
-from specdec.kernels.cpu import NativeKernels
-from specdec.kernels.library import ISAS, LIBRARY, KernelError, Library
 from specdec.kernels.portable import PortableKernels
 
-
-def _native() -> Iterator[NativeKernels]:
-    for isa in ISAS:
-        try:
-            yield NativeKernels(Library(LIBRARY, isa))
-        except KernelError:
-            continue
-
-
-NATIVE = list(_native())
-ALL = [*NATIVE, PortableKernels()]
 every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 native = pytest.mark.parametrize("kernels", NATIVE, ids=lambda kernels: kernels.name)
-FAST = NATIVE[-1]
 
 
 def same(a: Tensor, b: Tensor) -> None:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from native import ALL, NATIVE
 from torch import Tensor
 
 from specdec.kernels.base import Kernels
-from specdec.kernels.cpu import NativeKernels
-from specdec.kernels.library import ISAS, LIBRARY, KernelError, Library
-from specdec.kernels.portable import PortableKernels
 
-
-def _native() -> Iterator[NativeKernels]:
-    for isa in ISAS:
-        try:
-            yield NativeKernels(Library(LIBRARY, isa))
-        except KernelError:
-            continue
-
-
-NATIVE = list(_native())
-every = pytest.mark.parametrize("kernels", [*NATIVE, PortableKernels()], ids=lambda kernels: kernels.name)
+every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 
 WIDTHS = [1, 7, 16, 24, 40, 576, 1000]
 

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native import ALL, FAST, NATIVE
 from torch import Tensor
 
 from specdec.kernels.base import Kernels, gumbel
-from specdec.kernels.cpu import NativeKernels
-from specdec.kernels.library import ISAS, LIBRARY, KernelError, Library
-from specdec.kernels.portable import PortableKernels
 
-
-def _native() -> Iterator[NativeKernels]:
-    for isa in ISAS:
-        try:
-            yield NativeKernels(Library(LIBRARY, isa))
-        except KernelError:
-            continue
-
-
-NATIVE, PORTABLE = list(_native()), PortableKernels()
-every = pytest.mark.parametrize("kernels", [*NATIVE, PORTABLE], ids=lambda kernels: kernels.name)
-FAST = NATIVE[-1]
+every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 
 
 def brute_top(row: Tensor, k: int) -> list[int]:
@@ -120,7 +105,7 @@ def test_race_equals_brute_force() -> None:
                 seed = [draw, 2**63 - 1 - draw, int(torch.randint(2**62, (), generator=chance))][draw % 3]
                 position = [draw, 2**40 + draw][draw % 2]
                 expected = brute_race(logp, seed, position)
-                for kernels in [*NATIVE, PORTABLE]:
+                for kernels in ALL:
                     assert kernels.race(logp, seed, position) == expected, (kernels.name, n, name, seed, position)
 
 

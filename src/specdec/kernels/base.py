@@ -120,13 +120,17 @@ class Kernels(ABC):
 
     @abstractmethod
     def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """[W, V] f32 -> values [W, k] f32 and ids [W, k] int64, descending, lowest id first on ties."""
+        """[W, V] f32 -> values [W, k] f32 and ids [W, k] int64, descending, lowest id first on ties; k is at most 32.
+
+        Where a row holds a NaN, its ``values[:, 0]`` is NaN and its ids mean nothing.
+        """
 
     @abstractmethod
     def race(self, logp: Tensor, seed: int, position: int) -> int:
         """The index of the maximum of logp[v] + gumbel(seed, position, v), logp [V] f64 with -inf allowed; lowest id on ties.
 
-        The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter.
+        The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter. -1 where every entry is
+        -inf or one is NaN.
         """
 
 
