@@ -74,7 +74,8 @@ static float scale_and_max(float *s, int64_t n, float scale, float m) {
 
 // Scale one query's scores and find their maximum. Its list is slots [from, to) of s, then n of s at path, which are copied
 // out to p first. Lanes that share a vector with the list but are not of it are emptied.
-static float scale_list(float *s, int64_t from, int64_t to, const int32_t *path, int64_t n, int64_t base, float scale, float *p) {
+static float scale_list(float *s, int64_t from, int64_t to, const int32_t *path, int64_t n, int64_t base, float scale,
+                        float *p) {
   for (int64_t a = 0; a < up16(n); a++) p[a] = a < n ? s[path[a] - base] : -INFINITY;
   float m = scale_and_max(p, up16(n), scale, -INFINITY);
   if (from >= to) return m;
@@ -120,17 +121,17 @@ static void weigh_slots(const Call *c, const Tile *t, const Group *g, int64_t ro
   int64_t query = g->query + row * g->heads, at = from - t->lo * BLOCK;
   if (from < to)
     weigh_any((int)(rows * g->heads), c->bf16, c->hd, w->scores + query * w->width + at, w->width, c->values, w->row + at,
-              to - from, w->o + query * w->ld_o, w->ld_o);
+              AHEAD, to - from, w->o + query * w->ld_o, w->ld_o);
 }
 
 // Add the values of a row's path.
 static void weigh_path(const Call *c, const Tile *t, const Group *g, int64_t row, const Scratch *w) {
   int64_t query = g->query + row * g->heads, n;
   const int32_t *path = path_of(c, g->first + row, &n);
-  if (n == 0) return;
-  for (int64_t a = 0; a < n + AHEAD; a++) w->path_row[a] = w->row[path[least(a, n - 1)] - t->lo * BLOCK];
-  weigh_any((int)g->heads, c->bf16, c->hd, w->path + query * w->ld_path, w->ld_path, c->values, w->path_row, n,
-            w->o + query * w->ld_o, w->ld_o);
+  for (int64_t a = 0; a < n; a++) w->path_row[a] = w->row[path[a] - t->lo * BLOCK];
+  if (n)
+    weigh_any((int)g->heads, c->bf16, c->hd, w->path + query * w->ld_path, w->ld_path, c->values, w->path_row, 0, n,
+              w->o + query * w->ld_o, w->ld_o);
 }
 
 // Cut the heads of the tile's rows into groups of at most MOST queries: whole rows, or a share of one row's heads.
@@ -161,7 +162,7 @@ static void attend_tile(const Call *c, const Tile *t, int64_t kv, const Scratch 
   int64_t hd = c->hd, base = t->lo * BLOCK, n_blocks = t->hi - t->lo;
   const int32_t *table = c->tables + (int64_t)c->sequence[t->first] * c->table_width;
   const Group *end = groups + cut(c, t, groups);
-  for (int64_t b = 0; b < n_blocks + MOST_COLUMNS; b++) {
+  for (int64_t b = 0; b < n_blocks + AHEAD / BLOCK; b++) {
     int64_t block = table[t->lo + least(b, n_blocks - 1)];
     for (int64_t s = 0; s < BLOCK; s++) w->row[b * BLOCK + s] = ((block * c->kv_heads + kv) * BLOCK + s) * hd;
   }
@@ -229,9 +230,9 @@ static int scratch_for(const Call *c, int64_t queries, int64_t slots, Scratch *w
   w->width = slots + BLOCK;  // never a multiple of a page for the usual contexts: rows would fight over cache sets
   w->ld_path = up16(c->path_width);
   w->ld_o = up16(c->hd);
-  int64_t places = slots + MOST_COLUMNS * BLOCK;
+  int64_t places = slots + AHEAD;
   size_t floats = (size_t)(queries * (c->hd + w->width + w->ld_path + w->ld_o) + up16(queries));
-  size_t bytes = floats * sizeof(float) + (size_t)(places + w->ld_path + AHEAD) * sizeof(int64_t) + (size_t)queries * sizeof(Group);
+  size_t bytes = floats * sizeof(float) + (size_t)(places + w->ld_path) * sizeof(int64_t) + (size_t)queries * sizeof(Group);
   if (bytes + 64 > size) {
     free(buffer);
     size = bytes + bytes / 4 + 64;
@@ -241,7 +242,7 @@ static int scratch_for(const Call *c, int64_t queries, int64_t slots, Scratch *w
   char *p = (char *)(((uintptr_t)buffer + 63) & ~(uintptr_t)63);
   w->row = (int64_t *)p;
   w->path_row = w->row + places;
-  *groups = (Group *)(w->path_row + w->ld_path + AHEAD);
+  *groups = (Group *)(w->path_row + w->ld_path);
   w->scores = (float *)(*groups + queries);
   w->path = w->scores + queries * w->width;
   w->o = w->path + queries * w->ld_path;

@@ -9,7 +9,7 @@
 
 #define BLOCK 16
 #define MOST 6    // queries summed side by side
-#define AHEAD 16  // keys whose values are fetched ahead of their use; lists of places are this much longer than the keys
+#define AHEAD 64  // keys whose values are fetched ahead of their use: a few hundred cycles, what memory takes
 #define MOST_COLUMNS 4
 
 // Columns (blocks of scores, or sixteens of the head) that R queries sum at once: enough independent chains to hide the
@@ -76,14 +76,14 @@ ALWAYS void score_blocks(const int R, const int bf16, const float *q, int64_t hd
 
 // o += p . v over n keys in order, for C sixteens of the head from d on. p [R, ld_p]; row: where each key's value starts.
 ALWAYS void weigh(const int R, const int C, const int bf16, const int narrow, const float *p, int64_t ld_p, const void *values,
-                  const int64_t *row, int64_t n, int64_t d, float *o, int64_t ld_o) {
+                  const int64_t *row, int64_t ahead, int64_t n, int64_t d, float *o, int64_t ld_o) {
   f32x16 sum[MOST * MOST_COLUMNS];
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) sum[r * C + c] = f_load(o + r * ld_o + c * LANES);
   for (int64_t j = 0; j < n; j++) {
-    fetch(values, row[j + AHEAD] + d, bf16);
+    fetch(values, row[j + ahead] + d, bf16);
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++) {
       int64_t at = row[j] + d + c * LANES;
@@ -100,16 +100,16 @@ ALWAYS void weigh(const int R, const int C, const int bf16, const int narrow, co
 }
 
 ALWAYS void weigh_keys(const int R, const int bf16, int64_t hd, const float *p, int64_t ld_p, const void *values,
-                       const int64_t *row, int64_t n, float *o, int64_t ld_o) {
+                       const int64_t *row, int64_t ahead, int64_t n, float *o, int64_t ld_o) {
   const int C = COLUMNS(R);
   if (hd < LANES) {
-    weigh(R, 1, bf16, 1, p, ld_p, values, row, n, 0, o, ld_o);
+    weigh(R, 1, bf16, 1, p, ld_p, values, row, ahead, n, 0, o, ld_o);
     return;
   }
   int64_t d = 0;
-  for (; d + C * LANES <= hd; d += C * LANES) weigh(R, C, bf16, 0, p, ld_p, values, row, n, d, o + d, ld_o);
-  for (; d + LANES <= hd; d += LANES) weigh(R, 1, bf16, 0, p, ld_p, values, row, n, d, o + d, ld_o);
-  if (d < hd) weigh(R, 1, bf16, 0, p, ld_p, values, row, n, hd - LANES, o + d, ld_o);
+  for (; d + C * LANES <= hd; d += C * LANES) weigh(R, C, bf16, 0, p, ld_p, values, row, ahead, n, d, o + d, ld_o);
+  for (; d + LANES <= hd; d += LANES) weigh(R, 1, bf16, 0, p, ld_p, values, row, ahead, n, d, o + d, ld_o);
+  if (d < hd) weigh(R, 1, bf16, 0, p, ld_p, values, row, ahead, n, hd - LANES, o + d, ld_o);
 }
 
 // Scores become probabilities before division, p = exp(s - m), and den their sum in order over each query's slots [from, to),
@@ -149,8 +149,8 @@ ALWAYS void soften_slots(const int R, float *s, int64_t width, const float *m, c
                                   case 4: CASE(4); break; case 5: CASE(5); break; default: CASE(6); }
 #define SCORE_BF16(R) score_blocks(R, 1, q, hd, keys, row, n_blocks, s, width)
 #define SCORE_F32(R) score_blocks(R, 0, q, hd, keys, row, n_blocks, s, width)
-#define WEIGH_BF16(R) weigh_keys(R, 1, hd, p, ld_p, values, row, n, o, ld_o)
-#define WEIGH_F32(R) weigh_keys(R, 0, hd, p, ld_p, values, row, n, o, ld_o)
+#define WEIGH_BF16(R) weigh_keys(R, 1, hd, p, ld_p, values, row, ahead, n, o, ld_o)
+#define WEIGH_F32(R) weigh_keys(R, 0, hd, p, ld_p, values, row, ahead, n, o, ld_o)
 #define SOFTEN(R) soften_slots(R, s, width, m, from, to, begin, end, den)
 
 static void score_any(int R, int bf16, const float *q, int64_t hd, const void *keys, const int64_t *row, int64_t n_blocks,
@@ -159,7 +159,7 @@ static void score_any(int R, int bf16, const float *q, int64_t hd, const void *k
 }
 
 static void weigh_any(int R, int bf16, int64_t hd, const float *p, int64_t ld_p, const void *values, const int64_t *row,
-                      int64_t n, float *o, int64_t ld_o) {
+                      int64_t ahead, int64_t n, float *o, int64_t ld_o) {
   if (bf16) EACH_R(WEIGH_BF16) else EACH_R(WEIGH_F32)
 }
 

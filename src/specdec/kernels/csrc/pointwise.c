@@ -52,7 +52,8 @@ KERNEL(void, silu_mul)(const float *gate_up, float *out, int64_t rows, int64_t f
 }
 
 // Rotate the halves of every head in place: (a, b) -> (a cos - b sin, b cos + a sin). cos, sin [rows, half].
-KERNEL(void, rope)(float *x, int64_t stride, const float *cosine, const float *sine, int64_t rows, int64_t heads, int64_t half) {
+KERNEL(void, rope)
+(float *x, int64_t stride, const float *cosine, const float *sine, int64_t rows, int64_t heads, int64_t half) {
   int threads = threads_for(rows * heads * half * 2, GRAIN);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < rows; i++)
