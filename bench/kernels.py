@@ -137,7 +137,7 @@ def main() -> None:
     print(f"{'':26} {'':20} threads   min ms  median ms")
     for name, size, step in cases:
         for threads in map(int, arguments.threads.split(",")):
-            torch.set_num_threads(threads)
+            kernels.set_threads(threads)
             timing = measure(step, arguments.repeat)
             results.append({"what": name, "size": size, "threads": threads, **timing})
             print(f"{name:26} {size:20} {threads:7} {timing['min_ms']:8.2f} {timing['median_ms']:10.2f}", flush=True)

@@ -383,6 +383,8 @@ def _same_threads() -> Iterator[None]:
     """--threads is a setting of the whole process."""
     import torch
 
+    from specdec import kernels
+
     before = torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
+    kernels.set_threads(before)

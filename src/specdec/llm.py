@@ -85,7 +85,7 @@ class LLM:
         if threads is not None:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
-            torch.set_num_threads(threads)
+            arithmetic.set_threads(threads)
         found = resolve(model, revision=revision, progress=progress)
         where = torch.device(device)
         chosen = arithmetic.select(where)

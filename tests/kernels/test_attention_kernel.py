@@ -12,6 +12,7 @@ from native import ALL, FAST, NATIVE
 from paged import Paged, Row, burst
 from torch import Tensor
 
+from specdec.kernels import set_threads
 from specdec.kernels.base import Kernels, Rows
 from specdec.kernels.portable import PortableKernels
 
@@ -192,10 +193,10 @@ def test_threads_change_no_bit(kernels: Kernels) -> None:
     q, before, results = paged.queries(len(rows)), torch.get_num_threads(), []
     try:
         for threads in (1, 2):
-            torch.set_num_threads(threads)
+            set_threads(threads)
             results.append(paged.attend(q, rows))
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
     same(*results)
     same(results[0][-3:], paged.alone(q[-3:], rows[-3:]))
 

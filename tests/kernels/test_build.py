@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from native import FAST, NATIVE
 
 from specdec import kernels
@@ -130,20 +128,6 @@ def test_installation_without_a_compiler_succeeds_and_says_what_is_lost(tmp_path
     assert done.returncode == 0, done.stderr
     assert "WITHOUT its native kernels" in done.stderr
     assert not list(tmp_path.rglob("*.so"))
-
-
-@built
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's list of loaded libraries")
-def test_one_openmp_runtime_is_loaded() -> None:
-    """The library shares torch's threads; a second pool would fight over the cores."""
-    code = (
-        "import specdec.kernels as k, torch; k.select('cpu'); torch.ones(9999).sum();"
-        "print(*{l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l and '.so' in l}, sep='\\n')"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ).stdout
-    runtimes = [line for line in out.splitlines() if re.search(r"lib(g|i)?omp", line)]
-    assert len(runtimes) <= 1, runtimes
-    assert torch.get_num_threads() >= 1
 
 
 @built

@@ -9,6 +9,7 @@ import torch
 from native import ALL, NATIVE
 from torch import Tensor
 
+from specdec.kernels import set_threads
 from specdec.kernels.base import Kernels
 
 every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
@@ -101,10 +102,10 @@ def test_threads_and_instruction_sets_change_no_bit(operation: Callable[[Kernels
     x, before, results = noise(400, 1000), torch.get_num_threads(), []
     try:
         for threads in (1, 2):
-            torch.set_num_threads(threads)
+            set_threads(threads)
             results += [operation(kernels, x) for kernels in NATIVE]
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
 
 

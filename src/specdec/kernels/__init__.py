@@ -35,13 +35,23 @@ def select(device: torch.device | str) -> Kernels:
     return PortableKernels()
 
 
+def set_threads(n: int) -> None:
+    """The most threads that a call may use, of torch and of the native library, in this process.
+
+    It begins as torch's own number, which follows the cores that this process may run on and ``OMP_NUM_THREADS``.
+    """
+    torch.set_num_threads(n)
+    if _why_portable(torch.device("cpu")) is None:
+        load().set_threads(n)
+
+
 def describe(device: torch.device | str) -> str:
     """One line for people: which kernels run on a device, and why if they are not the native ones."""
     reason = _why_portable(torch.device(device))
     if reason is not None:
         return f"torch ({reason})"
     library = load()
-    threads = f"{torch.get_num_threads()} threads" if library.openmp else "one thread: built without OpenMP"
+    threads = "1 thread" if library.threads == 1 else f"{library.threads} threads"
     return f"{select(device).name} (native, {threads}, compiler {library.compiler})"
 
 

@@ -33,7 +33,21 @@ BITS = {"c": 1, "avx2": 2, "avx512": 4}
 """Instruction sets as dispatch.c numbers them."""
 
 # -ffp-contract=off: only the fma's that the sources write may fuse, or the instruction sets would differ in last bits.
-FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+]
+
+
+ONCE = ("dispatch.c", "threads.c")
+"""Sources without arithmetic, compiled once for all instruction sets."""
 
 
 class BuildError(RuntimeError):
@@ -56,13 +70,6 @@ def compiler() -> list[str]:
         if command and shutil.which(shlex.split(command)[0]):
             return shlex.split(command)
     raise BuildError(f"no C compiler found (tried {', '.join(filter(None, commands))}): install gcc or clang, or set CC")
-
-
-def openmp_flags(cc: list[str]) -> list[str]:
-    """``-fopenmp`` where that means the OpenMP runtime that torch brings along (GCC's on Linux); two runtimes in one process
-    would fight over the cores, so with any other compiler the kernels run on one thread."""
-    macros = subprocess.run([*cc, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True).stdout
-    return ["-fopenmp"] if sys.platform == "linux" and "__GNUC__" in macros and "__clang__" not in macros else []
 
 
 def instruction_sets(cc: list[str]) -> dict[str, list[str]]:
@@ -90,14 +97,14 @@ def build(target: Path, extra: list[str] | None = None, only: dict[str, list[str
     """
     cc = compiler()
     sets = only or instruction_sets(cc)
-    flags = FLAGS + openmp_flags(cc) + (extra or [])
+    flags = FLAGS + (extra or [])
     built = sum(BITS[isa] for isa in sets)
     with tempfile.TemporaryDirectory() as folder:
         jobs: list[tuple[Path, list[str], Path]] = []
         for source in sorted(SOURCES.glob("*.c")):
-            if source.name == "dispatch.c":
+            if source.name in ONCE:
                 defines = [f"-DSPECDEC_BUILT={built}", f'-DSPECDEC_SOURCES="{fingerprint()}"']
-                jobs.append((source, defines, Path(folder, "dispatch.o")))
+                jobs.append((source, defines, Path(folder, f"{source.stem}.o")))
                 continue
             jobs += [
                 (source, [f"-DSPECDEC_ISA={isa}", *own], Path(folder, f"{source.stem}_{isa}.o")) for isa, own in sets.items()

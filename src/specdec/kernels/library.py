@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import torch  # noqa: F401  torch first: the library then finds torch's OpenMP runtime already loaded and shares it
+import torch
 
 LIBRARY = Path(__file__).with_name("_native.so")
 REBUILD = "run `python -m specdec.kernels.build` (it needs gcc or clang), or choose SPECDEC_KERNELS=torch"
@@ -42,9 +42,17 @@ class Library:
         if isa is not None and isa not in names:
             raise KernelError(f"SPECDEC_ISA={isa} cannot run here; this machine and this library share: {', '.join(names)}")
         self.isa = isa or names[-1]
-        self.openmp = bool(self.handle.specdec_openmp())
+        self.set_threads(torch.get_num_threads())
         self.compiler = str(self.handle.specdec_compiler().decode())
         self.sources = str(self.handle.specdec_sources().decode())
+
+    @property
+    def threads(self) -> int:
+        """The most threads that a call may use; one setting for the whole process."""
+        return int(self.handle.specdec_threads())
+
+    def set_threads(self, n: int) -> None:
+        self.handle.specdec_set_threads(n)
 
     def function(self, name: str, *arguments: type, returns: type | None = None) -> Callable[..., int]:
         """The kernel ``name`` of this instruction set, with its argument types set once (a call then costs about 1 us)."""

@@ -267,6 +267,23 @@ static int check(const Call *c, int64_t rows, int64_t sequences, int64_t n_block
   return OK;
 }
 
+typedef struct {
+  const Call *call;
+  const Tile *tiles;
+  int64_t n_tiles, queries, slots;
+  _Atomic int wrong;
+} Tiles;
+
+// One tile of rows for one key head.
+static void tile_chunk(void *context, int64_t i) {
+  Tiles *all = context;
+  Group *groups;
+  Scratch w;
+  if (scratch_for(all->call, all->queries, all->slots, &w, &groups))
+    attend_tile(all->call, all->tiles + i % all->n_tiles, i / all->n_tiles, &w, groups);
+  else all->wrong = NO_MEMORY;
+}
+
 // Returns 0, or what is wrong: 1 a row (its table, prefix or path), 2 a block id, 3 no memory.
 KERNEL(int, attend)
 (const float *q, int64_t q_stride, const void *keys, const void *values, int bf16, int64_t n_blocks, const int32_t *tables,
@@ -297,18 +314,8 @@ KERNEL(int, attend)
     slots = greatest(slots, (tiles[n_tiles].hi - tiles[n_tiles].lo) * BLOCK);
     n_tiles++;
   }
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (int64_t kv = 0; kv < kv_heads; kv++)
-    for (int64_t t = 0; t < n_tiles; t++) {
-      Group *groups;
-      Scratch w;
-      if (scratch_for(&c, most * per_kv, slots, &w, &groups)) {
-        attend_tile(&c, tiles + t, kv, &w, groups);
-      } else {
-#pragma omp atomic write
-        wrong = NO_MEMORY;
-      }
-    }
+  Tiles all = {&c, tiles, n_tiles, most * per_kv, slots, OK};
+  specdec_parallel(threads, kv_heads * n_tiles, tile_chunk, &all);
   free(tiles);
-  return wrong;
+  return all.wrong;
 }

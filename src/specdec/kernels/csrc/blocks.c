@@ -45,14 +45,28 @@ ALWAYS void channels(const uint8_t *w, const RowGroup *x, float *y, int64_t rows
 #undef ROWS
 }
 
-static void product(const uint8_t *w, const RowGroup *x, float *y, int64_t rows, int64_t n, int64_t groups, int q4) {
-  const int64_t blocks = (n + LANES - 1) / LANES, bytes = groups * (q4 ? Q4_BYTES : Q8_BYTES);
-  const int threads = threads_for(blocks * groups * (2 + rows), GRAIN * 16);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t b = 0; b < blocks; b++) {
-    const int lanes = n - b * LANES < LANES ? (int)(n - b * LANES) : LANES;
-    if (q4) channels(w + b * bytes, x, y + b * LANES, rows, groups, n, lanes, 1);
-    else channels(w + b * bytes, x, y + b * LANES, rows, groups, n, lanes, 0);
+typedef struct {
+  const float *x;
+  const uint8_t *w;
+  float *y;
+  RowGroup *quantised;
+  int64_t rows, n, groups, chunks;
+  int q4;
+} Call;
+
+static void quantise_chunk(void *context, int64_t i) {
+  const Call *c = context;
+  const int64_t total = c->rows * c->groups;
+  for (int64_t g = part(total, c->chunks, i); g < part(total, c->chunks, i + 1); g++) quantise(c->x + g * GROUP, c->quantised + g);
+}
+
+static void product_chunk(void *context, int64_t i) {
+  const Call *c = context;
+  const int64_t blocks = (c->n + LANES - 1) / LANES, bytes = c->groups * (c->q4 ? Q4_BYTES : Q8_BYTES);
+  for (int64_t b = part(blocks, c->chunks, i); b < part(blocks, c->chunks, i + 1); b++) {
+    const int lanes = c->n - b * LANES < LANES ? (int)(c->n - b * LANES) : LANES;
+    if (c->q4) channels(c->w + b * bytes, c->quantised, c->y + b * LANES, c->rows, c->groups, c->n, lanes, 1);
+    else channels(c->w + b * bytes, c->quantised, c->y + b * LANES, c->rows, c->groups, c->n, lanes, 0);
   }
 }
 
@@ -62,10 +76,14 @@ KERNEL(int, block_linear)(const float *x, const uint8_t *w, float *y, int64_t ro
   const int64_t groups = k / GROUP, total = rows * groups;
   RowGroup *quantised = total <= STACK_GROUPS ? small : malloc((size_t)total * sizeof(RowGroup));
   if (!quantised) return 1;
-  const int threads = threads_for(total, STACK_GROUPS);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t i = 0; i < total; i++) quantise(x + i * GROUP, quantised + i);
-  product(w, quantised, y, rows, n, groups, q4);
+  Call c = {x, w, y, quantised, rows, n, groups, 0, q4};
+  int threads = threads_for(total, STACK_GROUPS);
+  c.chunks = chunks_for(threads, total);
+  specdec_parallel(threads, c.chunks, quantise_chunk, &c);
+  const int64_t blocks = (n + LANES - 1) / LANES;
+  threads = threads_for(blocks * groups * (2 + rows), GRAIN * 16);
+  c.chunks = chunks_for(threads, blocks);
+  specdec_parallel(threads, c.chunks, product_chunk, &c);
   if (quantised != small) free(quantised);
   return 0;
 }

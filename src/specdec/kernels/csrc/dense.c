@@ -49,16 +49,29 @@ ALWAYS void channels(const char *w, const float *x, float *y, int64_t rows, int6
   }
 }
 
+typedef struct {
+  const float *x;
+  const void *w;
+  float *y;
+  int64_t rows, n, k, blocks, jobs, chunks;
+  int bf16;
+} Call;
+
+static void dense_chunk(void *context, int64_t i) {
+  const Call *c = context;
+  for (int64_t job = part(c->jobs, c->chunks, i); job < part(c->jobs, c->chunks, i + 1); job++) {
+    const int64_t b = job * MOST_BLOCKS, left = c->n - b * LANES;
+    const int count = c->blocks - b < MOST_BLOCKS ? (int)(c->blocks - b) : MOST_BLOCKS;
+    const char *from = (const char *)c->w + b * LANES * c->k * (c->bf16 ? 2 : 4);
+    if (c->bf16) channels(from, c->x, c->y + b * LANES, c->rows, c->n, c->k, left, count, 1);
+    else channels(from, c->x, c->y + b * LANES, c->rows, c->n, c->k, left, count, 0);
+  }
+}
+
 // x [rows, k], y [rows, n] contiguous.
 KERNEL(void, dense_linear)(const float *x, const void *w, float *y, int64_t rows, int64_t n, int64_t k, int bf16) {
   const int64_t blocks = (n + LANES - 1) / LANES, jobs = (blocks + MOST_BLOCKS - 1) / MOST_BLOCKS;
   const int threads = threads_for(n * k / 2 * (2 + rows), GRAIN);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int64_t job = 0; job < jobs; job++) {
-    const int64_t b = job * MOST_BLOCKS;
-    const int count = blocks - b < MOST_BLOCKS ? (int)(blocks - b) : MOST_BLOCKS;
-    const char *from = (const char *)w + b * LANES * k * (bf16 ? 2 : 4);
-    if (bf16) channels(from, x, y + b * LANES, rows, n, k, n - b * LANES, count, 1);
-    else channels(from, x, y + b * LANES, rows, n, k, n - b * LANES, count, 0);
-  }
+  Call c = {x, w, y, rows, n, k, blocks, jobs, chunks_for(threads, jobs), bf16};
+  specdec_parallel(threads, c.chunks, dense_chunk, &c);
 }

@@ -16,13 +16,5 @@ EXPORT int specdec_supported(void) {
   return supported;
 }
 
-EXPORT int specdec_openmp(void) {
-#ifdef _OPENMP
-  return 1;
-#else
-  return 0;
-#endif
-}
-
 EXPORT const char *specdec_sources(void) { return SPECDEC_SOURCES; }
 EXPORT const char *specdec_compiler(void) { return __VERSION__; }

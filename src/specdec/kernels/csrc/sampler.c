@@ -56,11 +56,22 @@ static void top_row(const float *x, int64_t n, int64_t k, float *values, int64_t
   if (nan) values[0] = NAN;
 }
 
+typedef struct {
+  const float *x;
+  int64_t n, k;
+  float *values;
+  int64_t *ids;
+} Top;
+
+static void top_chunk(void *context, int64_t i) {
+  const Top *c = context;
+  top_row(c->x + i * c->n, c->n, c->k, c->values + i * c->k, c->ids + i * c->k);
+}
+
 // x [rows, n] -> values, ids [rows, k], 1 <= k <= n.
 KERNEL(void, top)(const float *x, int64_t rows, int64_t n, int64_t k, float *values, int64_t *ids) {
-  int threads = threads_for(rows * n, GRAIN);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t i = 0; i < rows; i++) top_row(x + i * n, n, k, values + i * k, ids + i * k);
+  Top c = {x, n, k, values, ids};
+  specdec_parallel(threads_for(rows * n, GRAIN), rows, top_chunk, &c);
 }
 
 #define GOLDEN 0x9E3779B97F4A7C15u
