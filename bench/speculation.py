@@ -34,6 +34,8 @@ def measure(off: LLM, on: LLM, prompt: dict[str, Any], params: SamplingParams, r
     for turn in range(repeats):
         order = [("off", off), ("on", on)]
         for name, llm in order if turn % 2 == 0 else order[::-1]:
+            if llm.engine.drafter:
+                llm.engine.drafter.clear()  # no drafter may remember the answer from the turn before
             runs[name] += llm.chat(messages, params)
     if len({run.tokens for run in runs["off"] + runs["on"]}) != 1:
         sys.exit(f"{prompt['id']}: speculation changed the tokens")
@@ -101,8 +103,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     nodes = {} if arguments.max_nodes is None else {"max_nodes": arguments.max_nodes}
-    # Past outputs are not kept: repeating a prompt must not let a drafter remember the answer.
-    config = SpeculationConfig.parse(arguments.speculation, suffix_global_tokens=0, **nodes)
+    config = SpeculationConfig.parse(arguments.speculation, **nodes)
     on = LLM(arguments.model, precision=arguments.precision, speculation=config, threads=arguments.threads)
     off = on.without_speculation()
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=0)

@@ -30,6 +30,9 @@ class Drafter(ABC):
     def release(self, sequence: Sequence) -> None:  # noqa: B027
         """Forget a sequence that ended; may be called for one never seen."""
 
+    def clear(self) -> None:  # noqa: B027
+        """Forget everything, also what was learned from past requests; only between requests."""
+
     @property
     def n_bytes(self) -> int:
         """Memory held, roughly."""

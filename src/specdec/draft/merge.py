@@ -43,6 +43,10 @@ class Merge(Drafter):
         for drafter in self.drafters:
             drafter.release(sequence)
 
+    def clear(self) -> None:
+        for drafter in self.drafters:
+            drafter.clear()
+
     @property
     def n_bytes(self) -> int:
         return sum(drafter.n_bytes for drafter in self.drafters)

@@ -62,7 +62,6 @@ class RecyclingDrafter(Drafter):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         k = self._k
         self.successors = np.full((self._vocab_size, k), -1, np.int32)
         """[V, k] ids of the most likely successors in the last verified row of each token, best first; -1 is empty."""

@@ -114,7 +114,6 @@ class SuffixDrafter(Drafter):
             self._global.add(sequence.tokens[sequence.n_prompt :])
 
     def clear(self) -> None:
-        """Forget everything, the outputs of past requests included."""
         self._local.clear()
         self._global = Outputs(self._config.suffix_global_tokens, self._config.suffix_depth)
 
