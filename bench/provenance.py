@@ -24,7 +24,7 @@ def provenance() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
         "specdec": specdec.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
