@@ -10,13 +10,13 @@ venv: $(STAMP)
 # The native kernels are part of the install, so their sources are among what it depends on.
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/specdec/kernels/csrc/*) src/specdec/kernels/build.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25' -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -qq --upgrade 'pip>=25' -c constraints.txt
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: venv
 	$(BIN)/specdec pull
-	$(BIN)/specdec generate --compare --max-tokens 160 --prompt-file examples/edit.txt
+	$(BIN)/specdec generate --compare --max-tokens 160 --prompt-file examples/correct.txt
 
 test: venv
 	$(BIN)/specdec pull

@@ -52,7 +52,7 @@ def all_logits(model: Model, ops: Kernels, tokens: list[int]) -> Tensor:
     table.reserve(len(tokens))
     n = len(tokens)
     sequence = Sequence(0, tokens, n, SamplingParams(), 0, n + 1, frozenset(), table, History.of(tokens, n), Stats())
-    batch, _ = pack(Step((Span(sequence, 0, n),)), model.device)
+    batch, *_ = pack(Step((Span(sequence, 0, n),)), model.device)
     every_row = dataclasses.replace(batch, wanted=torch.arange(n, device=model.device))
     with torch.inference_mode():
         return model.forward(every_row, attention.select(pool, ops))[0]

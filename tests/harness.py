@@ -30,6 +30,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     stats: dict = field(default_factory=dict)
 
     def add(self, delta: Delta) -> None:
@@ -38,13 +39,14 @@ class Answer:
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
         self.finish_reason, self.error = delta.finish_reason, delta.error
+        self.prompt_logprobs = delta.prompt_logprobs
         if delta.stats:
             self.stats = delta.stats.as_dict()
 
     @property
     def same(self) -> tuple:
         """All that speculation must not change."""
-        return self.tokens, self.logprobs, self.finish_reason, self.error
+        return self.tokens, self.logprobs, self.prompt_logprobs, self.finish_reason, self.error
 
 
 def make_engine(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from harness import Answer, Request, make_engine, run, truth_of
 from reference import decode
 
 from specdec import kernels
+from specdec.config import SamplingParams
+from specdec.kernels.portable import PortableKernels
 from specdec.models.load import load_model
 from specdec.models.source import resolve
+from specdec.runner.invariance import check_invariance
 from specdec.testing import Adversary, Oracle, Thicket
-
-from specdec.config import SamplingParams  # isort: skip
 
 N_TOKENS = 40
 TEMPERATURES = (0.0, 0.7, 1.3)
@@ -41,6 +43,7 @@ PARAMETERS = {
     "stop ids": {"stop_token_ids": (120, 81, 49)},
     "ignore_eos": {"ignore_eos": True, "logit_bias": {257: 5.0}},
     "logprobs": {"logprobs": 3},
+    "prompt logprobs": {"logprobs": 1, "prompt_logprobs": 2},
     "all": {
         "top_k": 30, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.1, "presence_penalty": 0.3,
         "frequency_penalty": 0.2, "logit_bias": {97: 1.5}, "min_tokens": 5, "stop_token_ids": (122,), "logprobs": 1,
@@ -183,6 +186,21 @@ def test_no_batch_chunk_or_preemption_changes_a_token(model, expected, kind: str
             assert engine.stats.preemptions > 0, "the pool was meant to run short"
 
 
+def test_prompt_logprobs_are_those_of_plain_rows(model) -> None:
+    """Every prompt token but the first has one, whatever chunks, drafter and pool: the log-softmax of the row before it."""
+    for n_prompt in (1, 2, 15, 16, 17, 33):
+        prompt = prompts(1, n_prompt)[0] * 40
+        request = Request(prompt[:n_prompt], SamplingParams(temperature=0, max_tokens=20, prompt_logprobs=2))
+        expected = [last_logits(model, request.prompt[:i]).double().log_softmax(-1) for i in range(1, n_prompt)]
+        other = Request(prompts(1, 7)[0], SamplingParams(temperature=1, max_tokens=30))
+        for config in ({}, {"prefill_rows": 5}, {"kv_tokens": 64, "max_len": 64, "prefill_rows": 9}):
+            answer = run(make_engine(model, ops(), "auto", **config), [other, request])[1]
+            assert [entry.token for entry in answer.prompt_logprobs] == list(request.prompt[1:])
+            for entry, row in zip(answer.prompt_logprobs, expected, strict=True):
+                assert entry.logprob == pytest.approx(row[entry.token].item(), abs=1e-9)
+                assert [token for token, _ in entry.top] == row.topk(2).indices.tolist()
+
+
 def test_order_of_arrival_does_not_matter(model) -> None:
     """Four requests, greedy and sampled, with and without a penalty: each answer is its own in all 24 orders."""
     requests = [
@@ -193,6 +211,20 @@ def test_order_of_arrival_does_not_matter(model) -> None:
     for order in itertools.permutations(range(4)):
         answers = run(make_engine(model, ops(), "auto"), [requests[i] for i in order])
         assert [answer.same for answer in answers] == [alone[i].same for i in order]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "q8"])
+def test_portable_kernels_keep_the_promise(tmp_path, precision: str) -> None:
+    """Where nothing was compiled the PyTorch kernels serve, and speculation changes no token there either."""
+    portable = PortableKernels()
+    model = load_model(resolve(str(tiny(tmp_path))), precision, portable, torch.device("cpu"))
+    assert check_invariance(model, portable).exact
+    for temperature in (0.0, 0.7):
+        requests = [replace(r, params=r.params.replace(max_tokens=12, min_tokens=0)) for r in mixed(temperature, 4)]
+        alone = [run(make_engine(model, portable), [request])[0] for request in requests]
+        drafter = drafter_of("thicket", model, truth_of(requests, alone))
+        for engine in (make_engine(model, portable, "auto"), make_engine(model, portable, drafter=drafter, prefill_rows=9)):
+            assert [a.same for a in run(engine, requests)] == [a.same for a in alone]
 
 
 def test_opposite_penalties_give_different_text(model) -> None:

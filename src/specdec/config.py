@@ -87,6 +87,8 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     """None: no log-probabilities; k: those of the emitted tokens and of the k most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, given what precedes each; the first one has none."""
 
     def __post_init__(self) -> None:
         _require(
@@ -118,8 +120,9 @@ class SamplingParams:
         _require(
             self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63), "seed", self.seed, "an integer in [0, 2**63)"
         )
-        k = self.logprobs
-        _require(k is None or (_is_int(k) and 0 <= k <= MAX_LOGPROBS), "logprobs", k, f"an integer in [0, {MAX_LOGPROBS}]")
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            _require(k is None or (_is_int(k) and 0 <= k <= MAX_LOGPROBS), name, k, f"an integer in [0, {MAX_LOGPROBS}]")
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str) else value or ()

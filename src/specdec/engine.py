@@ -9,6 +9,8 @@ import itertools
 import time
 from collections.abc import Sequence as Many
 
+from torch import Tensor
+
 from specdec import attention, draft
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter
@@ -155,7 +157,7 @@ class Engine:
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        verdicts = [self._judge(span, forward, i) if span.complete else None for i, span in enumerate(step)]
+        verdicts = [self._judge(span, forward, i) for i, span in enumerate(step)]
         judged = time.perf_counter()
         deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
         committed = time.perf_counter()
@@ -193,8 +195,17 @@ class Engine:
                 drafts[grant.sequence.id] = proposal
         return Step(tuple(Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, Draft())) for g in grants))
 
-    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError:
-        """Walk a draft with the target's own choices; an error concerns this sequence alone."""
+    @staticmethod
+    def _score_prompt(span: Span, logits: Tensor) -> None:
+        """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
+        sequence, k = span.sequence, span.sequence.params.prompt_logprobs
+        if k is not None:
+            sequence.prompt_logprobs += [
+                logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
+            ]
+
+    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError | None:
+        """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone."""
         sequence = span.sequence
         logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
 
@@ -210,6 +221,9 @@ class Engine:
             )
 
         try:
+            self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
+            if not span.complete:
+                return None
             verdict = follow(span.draft.tree, pick)
         except SamplingError as error:
             return error
@@ -256,6 +270,7 @@ class Engine:
             tuple(emitted),
             tuple([*(span.draft.sources[node] for node in path), None][: len(emitted)]),
             verdict.logprobs and verdict.logprobs[: len(emitted)],
+            tuple(sequence.prompt_logprobs) if reason and sequence.params.prompt_logprobs is not None else None,
             reason,
             stats=sequence.stats if reason else None,
         )

@@ -34,6 +34,8 @@ class Result:
     """From the start of the request to its last token."""
     first_token_seconds: float
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the second prompt token onwards, if asked for: nothing precedes the first."""
     error: str | None = None
     """Why the sequence failed, where ``finish_reason`` is ``error``."""
 
@@ -117,5 +119,6 @@ class Run:
             seconds=seconds,
             first_token_seconds=self.first_token_seconds or seconds,
             logprobs=tuple(self.logprobs) if self.logprobs else None,
+            prompt_logprobs=delta.prompt_logprobs,
             error=delta.error,
         )

@@ -105,6 +105,8 @@ class Sequence:
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
     status: Status = "waiting"
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the second prompt token onwards, as far as the prompt has been read, if the request asks for them."""
 
     @property
     def n_output(self) -> int:
@@ -137,6 +139,17 @@ class Span:
     def n_rows(self) -> int:
         return self.stop - self.start + len(self.draft)
 
+    @property
+    def scored(self) -> range:
+        """Positions of prompt tokens whose log-probabilities are asked for and come out of this pass.
+
+        The row before a token gives its probability. A prompt that is read again after a preemption is not scored twice.
+        """
+        sequence = self.sequence
+        if sequence.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, len(sequence.prompt_logprobs)) + 1, min(self.stop + 1, sequence.n_prompt))
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -154,12 +167,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a pass returns. Wanted rows are, per complete span, the pending token's and then each node's."""
+    """What a pass returns. Wanted rows are, per span, those before its scored prompt tokens; then, if the span is complete,
+    the pending token's and each node's."""
 
     logits: Tensor
     """[W, V] float32, in step order."""
     rows: tuple[slice, ...]
-    """For each span of the step, its rows of ``logits``; empty where the prompt goes on in a later step."""
+    """For each span of the step, its pending token's row of ``logits`` and its nodes'; empty where the prompt goes on later."""
+    prompt_rows: tuple[slice, ...] = ()
+    """For each span, the rows of ``logits`` that give its scored prompt tokens."""
     taps: dict[int, Tensor] = field(default_factory=dict)
     """Layer -> [W, d] hidden states that drafters asked for."""
 
@@ -193,6 +209,8 @@ class Delta:
     sources: tuple[str | None, ...]
     """For each token the drafter whose node it was, or None where the target itself chose it."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of the second prompt token onwards, with the sequence's last delta, if asked for."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: Stats | None = None

@@ -9,7 +9,7 @@ from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.metrics.stats import Stats
 from specdec.runner.pack import pack
 from specdec.sampling import History
-from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
+from specdec.types import ROOT, Draft, Sequence, Span, Step, TokenLogprob, Tree
 
 
 def sequence(allocator: BlockAllocator, tokens: list[int]) -> Sequence:
@@ -43,7 +43,7 @@ def test_every_row_sees_exactly_its_own_past(shapes) -> None:
                 path.append(tree.tokens[at])
                 at = tree.parents[at]
             contexts.append(s.tokens + path[::-1])
-    batch, rows = pack(Step(tuple(spans)), torch.device("cpu"))
+    batch, rows, _ = pack(Step(tuple(spans)), torch.device("cpu"))
     r = batch.rows
 
     # Pretend that all keys are token ids: first what earlier passes left, then what this one writes.
@@ -64,10 +64,23 @@ def test_every_row_sees_exactly_its_own_past(shapes) -> None:
     assert wanted == [[span.sequence.tokens[-1], *span.draft.tree.tokens] for span in spans]
 
 
+def test_rows_that_score_a_prompt_are_wanted_once() -> None:
+    """The row before each prompt token is wanted when it first runs, not when the prompt is read again."""
+    s = sequence(BlockAllocator(8), list(range(20)))
+    s.params = SamplingParams(prompt_logprobs=0)
+    for start, stop, scored in ((0, 8, range(1, 9)), (8, 20, range(9, 20))):
+        batch, rows, scoring = pack(Step((Span(s, start, stop),)), torch.device("cpu"))
+        assert (batch.wanted[scoring[0]] + start + 1).tolist() == list(scored)
+        assert (batch.wanted[rows[0]] + start).tolist() == ([19] if stop == 20 else [])
+        s.prompt_logprobs += [TokenLogprob(0, 0.0)] * len(scored)
+    batch, rows, scoring = pack(Step((Span(s, 0, 20),)), torch.device("cpu"))
+    assert len(batch.wanted) == 1
+
+
 def test_an_unfinished_prompt_wants_no_logits() -> None:
     """Rows of a prompt that goes on later cost no output head."""
     s = sequence(BlockAllocator(8), list(range(20)))
-    batch, rows = pack(Step((Span(s, 0, 8),)), torch.device("cpu"))
+    batch, rows, _ = pack(Step((Span(s, 0, 8),)), torch.device("cpu"))
     assert batch.wanted.numel() == 0
     assert rows == (slice(0, 0),)
     assert batch.rows.path.shape == (8, 0)

@@ -33,6 +33,9 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="Give log-probabilities, with this many of the likeliest (--json).")
     ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="The same for the prompt's tokens, from the second one on (--json).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with everything, and nothing else.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run it without speculation too; exit code 1 if any token differs.")
@@ -44,9 +47,9 @@ def generate(
     without one always does. Sampling is greedy unless --temperature is given.
     """
     text = _read_prompt(prompt, prompt_file)
-    params = sampling.params(n=n, logprobs=logprobs)
-    if logprobs is not None and not as_json:
-        raise ConfigError("--logprobs shows only in --json")
+    params = sampling.params(n=n, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    if (logprobs is not None or prompt_logprobs is not None) and not as_json:
+        raise ConfigError("--logprobs and --prompt-logprobs show only in --json")
     llm = model.load(progress=not as_json)
     if system is not None and (raw or not llm.tokenizer.has_chat_template):
         raise ConfigError("--system needs a chat template: drop --raw, or choose a model that has one")

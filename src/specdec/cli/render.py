@@ -79,7 +79,8 @@ def result_json(result: Result, llm: LLM) -> dict[str, Any]:
         "error": result.error,
         "usage": result.usage,
         "seed": result.seed,
-        "logprobs": None if result.logprobs is None else [_logprob_json(entry, llm) for entry in result.logprobs],
+        "logprobs": _logprobs_json(result.logprobs, llm),
+        "prompt_logprobs": _logprobs_json(result.prompt_logprobs, llm),
         "seconds": result.seconds,
         "first_token_seconds": result.first_token_seconds,
         "stats": result.stats,
@@ -98,6 +99,10 @@ def run_json(llm: LLM) -> dict[str, Any]:
         "max_nodes": speculation.max_nodes if speculation.drafters else 0,
         "exact": None if invariance is None else invariance.exact,
     }
+
+
+def _logprobs_json(entries: tuple[TokenLogprob, ...] | None, llm: LLM) -> list[dict[str, Any]] | None:
+    return None if entries is None else [_logprob_json(entry, llm) for entry in entries]
 
 
 def _logprob_json(entry: TokenLogprob, llm: LLM) -> dict[str, Any]:

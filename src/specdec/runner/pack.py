@@ -15,11 +15,11 @@ from specdec.tree import ancestors
 from specdec.types import Step
 
 
-def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...]]:
+def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...], tuple[slice, ...]]:
     """Flatten a step.
 
     Returns:
-        The batch, and for each span of the step its rows among the wanted ones.
+        The batch, and for each span its rows among the wanted ones: those to verify, and those that score its prompt.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -29,15 +29,19 @@ def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...]]:
     prefix: list[int] = []
     path: list[list[int]] = []
     wanted: list[int] = []
-    wanted_rows: list[slice] = []
+    verified: list[slice] = []
+    scoring: list[slice] = []
 
     for index, span in enumerate(step):
         sequence, start, stop = span.sequence, span.start, span.stop
         sequence.table.check_writable(start, stop + len(span.draft))
-        first_wanted = len(wanted)
+        scored = len(wanted)
+        wanted += [len(tokens) + position - 1 - start for position in span.scored]
+        first = len(wanted)
         if span.complete:
             wanted += range(len(tokens) + stop - 1 - start, len(tokens) + span.n_rows)
-        wanted_rows.append(slice(first_wanted, len(wanted)))
+        scoring.append(slice(scored, first))
+        verified.append(slice(first, len(wanted)))
 
         tokens += sequence.tokens[start:stop]
         positions += range(start, stop)
@@ -74,4 +78,4 @@ def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...]]:
         ),
         wanted=torch.tensor(wanted, dtype=int64, device=device),
     )
-    return batch, tuple(wanted_rows)
+    return batch, tuple(verified), tuple(scoring)

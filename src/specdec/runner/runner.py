@@ -23,6 +23,6 @@ class Runner:
     @torch.inference_mode()
     def forward(self, step: Step) -> Forward:
         """Run all rows of a step in one pass; keys and values of every row are in the pool afterwards."""
-        batch, rows = pack(step, self.model.device)
+        batch, rows, prompt_rows = pack(step, self.model.device)
         logits, taps = self.model.forward(batch, self._attention, self._taps)
-        return Forward(logits, rows, taps)
+        return Forward(logits, rows, prompt_rows, taps)
