@@ -24,7 +24,6 @@ from specdec.cli.chat import Conversation
 from specdec.config import SamplingParams
 from specdec.llm import LLM, Stream
 from specdec.results import Chunk
-from specdec.types import TokenLogprob
 
 PROMPT = "tick tock tick tock"
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -39,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Callable[..., Any]:
     """Run a command on the tiny model."""
 
-    def run(command: str, *arguments: str, stdin: str | None = None) -> Any:
+    def run(command: str, *arguments: str, stdin: str | bytes | None = None) -> Any:
         return CliRunner().invoke(app, [command, *arguments, "--model", str(folder), "--precision", "fp32"], input=stdin)
 
     return run
@@ -151,15 +150,63 @@ def test_json_of_several_answers(run: Callable[..., Any]) -> None:
     assert shown == "".join(f"[{i}] {text}\n" for i, text in enumerate(texts))
 
 
-def test_infinite_logprobs_have_a_floor(llm: LLM) -> None:
-    """A token that the model rules out has a log-probability that JSON cannot say."""
-    entry = render._logprob_json(TokenLogprob(65, -math.inf, ((65, -math.inf), (66, -1.5))), llm)
-    assert strict(json.dumps(entry)) == {
-        "token": 65,
-        "text": "A",
-        "logprob": -9999.0,
-        "top": [{"token": 65, "text": "A", "logprob": -9999.0}, {"token": 66, "text": "B", "logprob": -1.5}],
-    }
+def test_logprobs_of_tokens_that_are_ruled_out_are_numbers(tmp_path: Path) -> None:
+    """Minus infinity is no JSON: what top_k leaves out, and what the model gives no chance at all, are finite all the same."""
+    folder = chain(tmp_path, path_law(range(6), 6), list("abcdef"))
+    options = "--raw --json --precision fp32 -t 1 --top-k 1 --logprobs 5 --max-tokens 3"
+    result = CliRunner().invoke(app, ["generate", "a", "-m", str(folder), *options.split()])
+    entries = strict(result.stdout)["logprobs"]
+    assert [entry["text"] for entry in entries] == ["b", "c", "d"]
+    for entry in entries:
+        values = [entry["logprob"], *(top["logprob"] for top in entry["top"])]
+        assert len(values) == 6
+        assert all(math.isfinite(value) for value in values)
+
+
+WILD = ["a\tb\r", "\x0c\x07:warning:\x1b[1m", "[bold]\r\n\x00\u2028", "  end "]
+
+
+@pytest.fixture(scope="module")
+def wild(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
+    """Arguments that make a model say everything that a terminal would take for a command, and what it says."""
+    folder = chain(tmp_path_factory.mktemp("wild"), path_law(range(4), 4), WILD)
+    arguments = [WILD[3], "--raw", "-m", str(folder), "--precision", "fp32", "--max-tokens", "9"]
+    return arguments, "".join(WILD) * 2 + WILD[0]
+
+
+def test_the_answer_on_stdout_is_the_model_s_text_byte_for_byte(wild: tuple[list[str], str]) -> None:
+    """Tabs, carriage returns, control characters, markup and emoji names pass as they are, in one answer and in several."""
+    arguments, text = wild
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    assert result.stdout_bytes == text.encode() + b"\n"
+    result = CliRunner().invoke(app, ["generate", *arguments, "--n", "2"])
+    assert result.stdout_bytes == f"[0] {text}\n[1] {text}\n".encode()
+
+
+def test_a_chat_answer_is_the_model_s_text_byte_for_byte(wild: tuple[list[str], str]) -> None:
+    """The same in a chat from a pipe."""
+    arguments, text = wild
+    result = CliRunner().invoke(app, ["chat", *arguments[2:]], input=WILD[3] + "\n")
+    assert result.stdout_bytes == text.encode() + b"\n"
+
+
+def test_colours_leave_the_text_as_it_is() -> None:
+    """Escape codes stand around each piece of text; taken out, they leave the text."""
+    pieces = tuple((text, source) for text in [*WILD, ""] for source in (None, "suffix", "mine"))
+    for style in ({"color_system": "truecolor"}, {"color_system": "standard", "no_color": True}):
+        console = Console(file=io.StringIO(), force_terminal=True, **style)  # type: ignore[arg-type]
+        render.print_chunk(console, Chunk(pieces, (), (), 0))
+        written = console.file.getvalue()  # type: ignore[attr-defined]
+        assert re.sub(r"\x1b\[(36|33|0)m", "", written) == "".join(text for text, _ in pieces)
+        assert ("\x1b[36m" in written) != ("no_color" in style)
+
+
+def test_emoji_names_in_notes_stay_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that quotes an input quotes it as it was."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    render.notes().print("error: :warning: [bold]")
+    assert stream.getvalue() == "error: :warning: [bold]\n"
 
 
 def test_prompts_come_from_argument_file_or_standard_input(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -225,11 +272,26 @@ def test_compare_would_have_noticed(run: Callable[..., Any], monkeypatch: pytest
         (["--prompt-file", "/nowhere/at/all"], "/nowhere/at/all"),
         (["x" * 300], "context of 256"),
         (["", "--raw"], "empty"),
+        ([PROMPT, "--speculation", "auto,ngram"], "off and auto stand alone"),
+        ([PROMPT, "--device", "gpu"], "device"),
+        (["\udcff"], "lone surrogate at character 0"),
+        (["\udcff", "--raw"], "lone surrogate at character 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Callable[..., Any], arguments: list[str], message: str) -> None:
     """No traceback, nothing on stdout."""
     assert message in failure(run("generate", *arguments))
+
+
+def test_input_that_is_no_text_is_one_line_too(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Bytes that are no UTF-8, from wherever a prompt can come; the error names the place."""
+    file, wrong = tmp_path / "prompt.txt", b"caf\xe9 \xff"
+    file.write_bytes(wrong)
+    assert f"{file} is not UTF-8" in failure(run("generate", "--prompt-file", str(file)))
+    assert "standard input is not UTF-8" in failure(run("generate", "-", stdin=wrong))
+    assert "standard input is not UTF-8" in failure(run("generate", "--prompt-file", "-", stdin=wrong))
+    assert "standard input is not UTF-8" in failure(run("chat", stdin=wrong))
+    assert str(tmp_path) in failure(run("generate", "--prompt-file", str(tmp_path)))
 
 
 def test_unknown_models_are_one_line_too() -> None:
@@ -370,6 +432,12 @@ def test_info_tells_what_would_run(run: Callable[..., Any], folder: Path) -> Non
     assert result.exit_code == 0
     assert re.search(r"speculation +off", result.stdout)
     assert re.search(r"exactness +rows are bitwise independent", result.stdout)
+
+
+def test_info_shows_one_model(run: Callable[..., Any], folder: Path) -> None:
+    """Two names that differ are an error, not a choice; the same name twice is none."""
+    assert "two models are given" in failure(run("info", "another"))
+    assert run("info", str(folder)).exit_code == 0
 
 
 def test_pull_prints_where_a_model_lies(folder: Path) -> None:

@@ -190,6 +190,20 @@ def test_a_broken_row_ends_its_own_sequence_only(ops: Kernels) -> None:
         assert second.tokens == list(range(11, 22))
 
 
+@pytest.mark.parametrize("max_nodes", [1, 4])
+def test_logprobs_of_a_broken_row_are_an_error_of_their_sequence(ops: Kernels, max_nodes: int) -> None:
+    """NaN at a banned token cannot be chosen but spoils the row's log-probabilities: the neighbour keeps its pass."""
+    model = ring()
+    model._logp[7, 31] = math.nan
+    bad = Request((3,), GREEDY.replace(min_tokens=9, logprobs=0), end_tokens=frozenset({31}))
+    good = Request((10,), GREEDY.replace(logprobs=0))
+    truth = truth_of([bad, good], [Answer(list(range(4, 15))), Answer(list(range(11, 22)))])
+    first, second = run(make_engine(model, ops, drafter=Oracle(truth), max_nodes=max_nodes), [bad, good])
+    assert first.finish_reason == "error"
+    assert len(first.tokens) == len(first.logprobs)
+    assert second.tokens == list(range(11, 22))
+
+
 def test_abort_frees_everything_at_once(ops: Kernels) -> None:
     """A client that goes away holds nothing, whether its prompt was being read, it was decoding, or it was waiting."""
     engine = make_engine(ring(), ops, "auto", max_sequences=2, prefill_rows=4)
@@ -228,9 +242,10 @@ def test_bad_requests_are_refused_before_anything_is_taken(
 
 def test_a_pool_smaller_than_the_window_is_refused(ops: Kernels) -> None:
     """A sequence that could outgrow the pool would have nowhere to go: the engine does not start."""
-    with pytest.raises(ConfigError, match="a pool of 48 tokens cannot hold a sequence of 64"):
+    with pytest.raises(ConfigError, match=r"a pool of 48 tokens .* cannot hold a sequence of 64"):
         Engine(ring(64), ops, EngineConfig(kv_tokens=48, self_test=False))
     Engine(ring(64), ops, EngineConfig(kv_tokens=64, self_test=False))
+    Engine(ring(33_001), ops, EngineConfig(self_test=False))  # no multiple of a block, and larger than the usual pool
 
 
 def law_of(model: TableModel, ops: Kernels, params: SamplingParams) -> Tensor:

@@ -256,7 +256,8 @@ def test_acceptance_patterns(model) -> None:
     for n in range(7):
         (got,) = run(make_engine(model, ops(), drafter=Agreeing(n), max_nodes=6), [request])
         assert got.same == answer.same
-        assert got.stats["tokens_per_pass"] == pytest.approx(n + 1, rel=0.2)
+        assert len(got.stats["accepted_by_depth"]) == n, "no draft was right any deeper"
+        assert got.stats["accepted"] >= n * (got.stats["target_passes"] - 2), "every pass but the last ones accepted n"
 
 
 def test_windows_and_drafts(tmp_path) -> None:
@@ -292,10 +293,15 @@ def test_one_slot_carries_nothing_over(model) -> None:
 
 
 def test_many_requests_leave_no_trace(model) -> None:
-    """Drafter state is released with its sequence: the thirtieth run of a request drafts and accepts like the first."""
+    """Drafter state is released with its sequence, also of one that was aborted: memory does not grow with requests."""
     request = Request(tuple(b"abc abc abc"), SamplingParams(temperature=0, max_tokens=16))
-    for kind in ("ngram", "oracle"):
-        truth = lambda sequence: run(make_engine(model, ops()), [request])[0].tokens[sequence.n_output :]  # noqa: E731
-        engine = make_engine(model, ops(), drafter=Oracle(truth)) if kind == "oracle" else make_engine(model, ops(), kind)
-        counts = [tuple(run(engine, [request])[0].stats[k] for k in ("drafted", "accepted")) for _ in range(5)]
-        assert len(set(counts)) == 1
+    for kind, state in (("ngram", "_indexes"), ("suffix", "_local")):
+        engine = make_engine(model, ops(), kind)
+        for _ in range(5):
+            assert run(engine, [request])[0].stats["drafted"] > 0
+        engine.add(list(request.prompt), request.params, frozenset(), 0)
+        engine.step()
+        engine.step()
+        assert len(getattr(engine.drafter, state)) == 1
+        engine.abort(5)
+        assert not getattr(engine.drafter, state)

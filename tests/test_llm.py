@@ -172,7 +172,7 @@ def test_chat_is_the_template_and_nothing_else(llm: LLM) -> None:
 
 @pytest.mark.parametrize("how", ["close", "with", "del", "break"])
 def test_an_abandoned_stream_frees_its_sequence(llm: LLM, how: str) -> None:
-    """Closed, left, forgotten or broken out of: the engine holds nothing afterwards."""
+    """Closed, left, forgotten or broken out of: the engine holds nothing afterwards, or at the latest after the next pass."""
     stream = llm.stream("tick tock", GREEDY.replace(n=2, ignore_eos=True))
     next(stream)
     assert llm.engine.has_work
@@ -184,6 +184,7 @@ def test_an_abandoned_stream_frees_its_sequence(llm: LLM, how: str) -> None:
             pass
     elif how == "del":
         del stream
+        llm.generate("next", GREEDY.replace(max_tokens=1))
     else:
         with stream:
             for _ in stream:
@@ -268,3 +269,66 @@ def test_settings_are_checked_before_a_model_is_looked_for() -> None:
 def test_end_tokens_come_from_all_files(llm: LLM) -> None:
     """The model's own end token ends its texts although nobody asked for it."""
     assert EOS in llm.end_tokens
+
+
+def test_garbage_collected_in_the_middle_of_a_pass_harms_nobody(llm: LLM) -> None:
+    """A forgotten stream may be collected while another request computes: that one's answer is unchanged."""
+    (expected,) = llm.generate("tick tock", GREEDY)
+    stream = llm.stream("tick tock", GREEDY)
+    next(stream)
+    forgotten = [stream]
+    del stream
+    propose = llm.engine.drafter.propose
+
+    def collecting(*arguments: object) -> object:
+        forgotten.clear()
+        return propose(*arguments)
+
+    llm.engine.drafter.propose = collecting
+    try:
+        (answer,) = llm.generate("tick tock", GREEDY)
+    finally:
+        del llm.engine.drafter.propose
+    assert answer.tokens == expected.tokens
+    assert idle(llm)
+
+
+@pytest.mark.parametrize("name", ["sampling_params", "temperature", "max_tokens", "chat_template"])
+def test_settings_given_to_the_template_are_refused(llm: LLM, name: str) -> None:
+    """Other libraries' keywords would vanish among the template's variables: that is an error, and so are any for a text."""
+    messages = [{"role": "user", "content": "hi"}]
+    for call in (lambda: llm.chat(messages, GREEDY, **{name: 1}), lambda: llm.stream(messages, GREEDY, **{name: 1})):
+        with pytest.raises(RequestError, match=name):
+            call()
+    with pytest.raises(RequestError, match="only a conversation has a template"):
+        llm.stream("hi", GREEDY, tools=[])
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None], [GREEDY, None]])
+def test_parameters_of_another_kind_are_refused(llm: LLM, params: object) -> None:
+    """A dict or a None in a list is named, before anything starts."""
+    with pytest.raises(RequestError, match="params must be SamplingParams"):
+        llm.generate(["a", "b"][: len(params)], params)
+    assert idle(llm)
+
+
+@pytest.mark.parametrize("settings", [{"precision": "q3"}, {"precision": "Q8"}, {"device": "gpu"}, {"device": "cuda:99"}])
+def test_settings_of_the_model_are_checked_first(settings: dict[str, str]) -> None:
+    """An unknown precision or device is an error with the choices, not another precision."""
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        LLM("no/such/model/is/looked/for", **settings)
+
+
+def test_bad_words_of_white_space_ban_just_that(llm: LLM) -> None:
+    """A banned newline bans the newline and not the space; inner and leading line breaks are kept."""
+    spelled = llm._spelled_out(GREEDY.replace(bad_words=("\n", "\nab", " ab")))
+    assert set(spelled.bad_words_ids) == {(10,), (10, 97, 98), (32, 10, 97, 98), (97, 98), (32, 97, 98)}
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ok \udcff"])
+def test_half_a_character_is_a_request_error(llm: LLM, text: str) -> None:
+    """Text that is no Unicode is refused with its place, as a prompt and in a message."""
+    with pytest.raises(RequestError, match="surrogate"):
+        llm.generate(text, GREEDY)
+    with pytest.raises(RequestError, match="surrogate"):
+        llm.chat([{"role": "user", "content": text}], GREEDY)

@@ -91,6 +91,21 @@ def test_the_youngest_makes_room_and_keeps_its_tokens() -> None:
     assert [g.sequence for g in grants] == [old]
 
 
+def test_drafts_preempt_nobody() -> None:
+    """A pool that holds both sequences without drafts holds them with drafts: these take only what is left."""
+    for max_nodes in (0, 32):
+        allocator = BlockAllocator(6)
+        scheduler = Scheduler(allocator, max_sequences=2, prefill_rows=100, max_nodes=max_nodes)
+        for i in range(2):
+            scheduler.add(sequence(allocator, i, 30, n_output=10))
+        for _ in range(10):
+            grants, preempted = scheduler.next()
+            assert not preempted
+            assert len(grants) == 2
+            for grant in grants:
+                run(grant)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     prompts=st.lists(st.integers(1, 60), min_size=1, max_size=8),

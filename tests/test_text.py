@@ -33,6 +33,7 @@ def _sentence_pieces() -> TextTokenizer:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    backend.add_special_tokens(["<s>"])
     return TextTokenizer(backend, special_tokens={}, prefix=(), templates={})
 
 
@@ -45,10 +46,10 @@ def _joined(pieces: list[tuple[int, str]]) -> str:
 
 
 def _feed(
-    tokenizer: TextTokenizer, tokens: list[int], stop: list[str], min_tokens: int = 0
+    tokenizer: TextTokenizer, tokens: list[int], stop: list[str], min_tokens: int = 0, prompt: list[int] | None = None
 ) -> tuple[TextStream, int, list[str]]:
     """Feed tokens until one stops; the stream, the number of tokens taken, and the text given out after each."""
-    stream = TextStream(tokenizer, stop, min_tokens)
+    stream = TextStream(tokenizer, stop, min_tokens, prompt or [])
     taken = []
     for token in tokens:
         stopped = stream.feed(token)
@@ -94,12 +95,30 @@ def test_streamed_text_is_the_final_text_and_stops_as_the_slow_way_does(tokenize
     assert "".join(taken) == text
 
 
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_prompt_and_its_streamed_continuation_are_the_text_of_both(data: st.DataObject) -> None:
+    """A space that begins a continuation parts it from the prompt; one that begins the whole text is dropped, as ever."""
+    token = st.sampled_from([*PIECES.special_ids, *PIECES.encode("a b\u2581aé", add_special=False)])
+    prompt, tokens = data.draw(st.lists(token, max_size=3)), data.draw(st.lists(token, max_size=6))
+    stream, _, _ = _feed(PIECES, tokens, [], prompt=prompt)
+    assert PIECES.decode(prompt) + stream.text == PIECES.decode(prompt + tokens)
+
+
+def test_special_tokens_alone_are_no_text_to_continue() -> None:
+    """After <s> the text begins: its first space is dropped. After a letter, or a space, it is not."""
+    (start,) = PIECES.special_ids
+    space_a, a = PIECES._backend.token_to_id("\u2581a"), PIECES._backend.token_to_id("a")
+    for prompt, text in (([], "a"), ([start], "a"), ([start, a], " a"), ([space_a], " a")):
+        assert _feed(PIECES, [space_a], [], prompt=prompt)[0].text == text
+
+
 @given(text=st.text("abc é€😀", max_size=40), cut=st.integers(1, 5))
 @settings(max_examples=80, deadline=None)
 def test_no_half_character_is_ever_given_out(text: str, cut: int) -> None:
     """Text in valid UTF-8 streams without a replacement character, however tokens cut its bytes."""
     tokens = BYTES.encode(text, add_special=False)
-    detokenizer = Detokenizer(BYTES)
+    detokenizer = Detokenizer(BYTES, [])
     pieces = [detokenizer.push(token) for token in tokens]
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) + detokenizer.flush() == text
@@ -176,7 +195,7 @@ def test_half_a_character_at_the_end_shows_as_one_replacement() -> None:
 
 def test_pieces_name_the_token_that_released_them() -> None:
     """Held text goes with the token that showed it to be no stop, so that text can be shown by where tokens came from."""
-    stream = TextStream(BYTES, ["bcd"], 0)
+    stream = TextStream(BYTES, ["bcd"], 0, [])
     for token in BYTES.encode("xbcy€", add_special=False):
         stream.feed(token)
     assert stream.take() == [(0, "x"), (2, "bcy"), (4, "€")]

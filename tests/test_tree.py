@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import trees
 
-from specdec.tree import ancestors, chain, children, depths, is_chain, path_tokens, positions
+from specdec.tree import ancestors, chain, children, depths, path_tokens
 from specdec.types import ROOT, Tree
 
 # a(0) - c(2)      Nodes 0 and 1 follow the pending token; 2 and 3 follow node 0; 4 follows node 3.
@@ -17,12 +17,10 @@ FORK = Tree(tokens=(10, 11, 12, 13, 11), parents=(ROOT, ROOT, 0, 0, 3))
 
 def test_fork() -> None:
     assert depths(FORK) == [1, 1, 2, 2, 3]
-    assert positions(FORK, pending=7) == [8, 8, 9, 9, 10]
     assert ancestors(FORK) == [(0,), (1,), (0, 2), (0, 3), (0, 3, 4)]
     assert children(FORK) == {ROOT: {10: 0, 11: 1}, 0: {12: 2, 13: 3}, 1: {}, 2: {}, 3: {11: 4}, 4: {}}
     assert path_tokens(FORK, 4) == (10, 13, 11)
     assert path_tokens(FORK, ROOT) == ()
-    assert not is_chain(FORK)
 
 
 def test_children_keep_the_order_of_drafting() -> None:
@@ -34,8 +32,7 @@ def test_children_keep_the_order_of_drafting() -> None:
 def test_empty_tree_is_plain_decoding() -> None:
     empty = chain([])
     assert len(empty) == 0
-    assert is_chain(empty)
-    assert (depths(empty), positions(empty, 4), ancestors(empty)) == ([], [], [])
+    assert (depths(empty), ancestors(empty)) == ([], [])
     assert children(empty) == {ROOT: {}}
 
 
@@ -43,15 +40,14 @@ def test_empty_tree_is_plain_decoding() -> None:
 @settings(deadline=None)
 def test_chain_continues_node_by_node(tokens: list[int]) -> None:
     tree = chain(iter(tokens))
-    assert is_chain(tree)
     assert depths(tree) == list(range(1, len(tokens) + 1))
     assert ancestors(tree) == [tuple(range(node + 1)) for node in range(len(tokens))]
     assert [path_tokens(tree, node) for node in range(len(tokens))] == [tuple(tokens[: n + 1]) for n in range(len(tokens))]
 
 
-@given(trees(max_nodes=24, vocab_size=4), st.integers(0, 100))
+@given(trees(max_nodes=24, vocab_size=4))
 @settings(deadline=None)
-def test_derived_values_equal_following_parents(tree: Tree, pending: int) -> None:
+def test_derived_values_equal_following_parents(tree: Tree) -> None:
     for node in range(len(tree)):
         walk = [node]
         while tree.parents[walk[-1]] != ROOT:
@@ -60,11 +56,9 @@ def test_derived_values_equal_following_parents(tree: Tree, pending: int) -> Non
         assert ancestors(tree)[node] == tuple(walk)
         assert path_tokens(tree, node) == tuple(tree.tokens[i] for i in walk)
         assert depths(tree)[node] == len(walk)
-        assert positions(tree, pending)[node] == pending + len(walk)
     for node in range(ROOT, len(tree)):
         below = [child for child in range(len(tree)) if tree.parents[child] == node]
         assert list(children(tree)[node].items()) == [(tree.tokens[child], child) for child in below]
-    assert is_chain(tree) == all(len(below) <= 1 for below in children(tree).values())
 
 
 @given(trees(max_nodes=12, vocab_size=3))

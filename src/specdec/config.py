@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 Precision = Literal["auto", "blocks", "q4", "q8", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32")
@@ -46,7 +47,23 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _require_integer(name: str, value: object, low: int, high: float, rule: str) -> None:
+    _require(_is_int(value) and low <= cast(int, value) <= high, name, value, rule)
+
+
+def _require_probability(name: str, value: object) -> None:
+    _require(_is_number(value) and 0 < cast(float, value) <= 1, name, value, "a number in (0, 1]")
+
+
+def _items(name: str, value: object, rule: str) -> tuple[Any, ...]:
+    """The items of a list of any kind, and none for None."""
+    if value is None:
+        return ()
+    _require(isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping), name, value, rule)
+    return tuple(cast(Iterable[Any], value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +72,10 @@ class SamplingParams:
 
     Order of application (docs/exactness.md): penalties, bias and bans, then temperature, top-k, top-p, min-p.
     Reported log-probabilities are the model's own, before any of this.
+    None stands for an empty list or mapping too. What is given is copied.
 
     Raises:
-        ConfigError: a value is out of range; the message names the parameter.
+        ConfigError: a value is of the wrong type or out of range; the message names the parameter.
     """
 
     temperature: float = 1.0
@@ -102,9 +120,12 @@ class SamplingParams:
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
             _require(_is_number(value) and -2 <= value <= 2, name, value, "in [-2, 2]")
-        for token, bias in self.logit_bias.items():
+        biases = {} if self.logit_bias is None else self.logit_bias
+        _require(isinstance(biases, Mapping), "logit_bias", biases, "a mapping of token ids to numbers")
+        for token, bias in biases.items():
             _require(_is_int(token) and token >= 0, "logit_bias key", token, "a token id >= 0")
             _require(_is_number(bias) and -100 <= bias <= 100, f"logit_bias[{token}]", bias, "in [-100, 100]")
+        object.__setattr__(self, "logit_bias", dict(biases))
         _require(
             self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
             "max_tokens",
@@ -116,6 +137,7 @@ class SamplingParams:
             _require(
                 self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
             )
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _require(_is_int(self.n) and 1 <= self.n <= 128, "n", self.n, "an integer in [1, 128]")
         _require(
             self.seed is None or (_is_int(self.seed) and 0 <= self.seed < 2**63), "seed", self.seed, "an integer in [0, 2**63)"
@@ -124,9 +146,9 @@ class SamplingParams:
             k = getattr(self, name)
             _require(k is None or (_is_int(k) and 0 <= k <= MAX_LOGPROBS), name, k, f"an integer in [0, {MAX_LOGPROBS}]")
         for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, str) else value or ()
-            _require(all(isinstance(s, str) for s in value), name, value, "a string or a list of strings")
+            rule, value = "a string or a list of strings", getattr(self, name)
+            value = (value,) if isinstance(value, str) else _items(name, value, rule)
+            _require(all(isinstance(s, str) for s in value), name, value, rule)
             object.__setattr__(self, name, tuple(s for s in value if s))
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(
@@ -135,17 +157,13 @@ class SamplingParams:
             "a longer string",
             f"strings of at most {MAX_STOP_CHARACTERS} characters",
         )
-        _require(
-            all(_is_int(t) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0"
-        )
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        words = tuple(tuple(word) for word in self.bad_words_ids)
-        _require(
-            all(word and all(_is_int(t) and t >= 0 for t in word) for word in words),
-            "bad_words_ids",
-            words,
-            "non-empty lists of token ids >= 0",
-        )
+        rule = "a list of token ids >= 0"
+        ids = _items("stop_token_ids", self.stop_token_ids, rule)
+        _require(all(_is_int(t) and t >= 0 for t in ids), "stop_token_ids", ids, rule)
+        object.__setattr__(self, "stop_token_ids", ids)
+        rule = "a list of non-empty lists of token ids >= 0"
+        words = tuple(_items("bad_words_ids", word, rule) for word in _items("bad_words_ids", self.bad_words_ids, rule))
+        _require(all(word and all(_is_int(t) and t >= 0 for t in word) for word in words), "bad_words_ids", words, rule)
         object.__setattr__(self, "bad_words_ids", words)
 
     def replace(self, **changes: Any) -> SamplingParams:
@@ -203,38 +221,43 @@ class SpeculationConfig:
     """Successors less likely than this, by their own record, are not drafted."""
 
     def __post_init__(self) -> None:
+        rule = f"a list or tuple of names out of {', '.join(DRAFTERS)}"
+        _require(isinstance(self.drafters, list | tuple), "drafters", self.drafters, rule)
         for name in self.drafters:
-            _require(name in DRAFTERS, "speculation", name, f"one of off, auto, {', '.join(DRAFTERS)}")
-        _require(len(set(self.drafters)) == len(self.drafters), "speculation", self.drafters, "a list without repeats")
-        _require(_is_int(self.max_nodes) and 1 <= self.max_nodes <= 64, "max_nodes", self.max_nodes, "an integer in [1, 64]")
-        _require(1 <= self.ngram_min <= self.ngram_max, "ngram_min", self.ngram_min, f"in [1, ngram_max={self.ngram_max}]")
-        _require(self.suffix_depth >= 2, "suffix_depth", self.suffix_depth, ">= 2")
-        _require(
-            1 <= self.suffix_min_match < self.suffix_depth,
-            "suffix_min_match",
-            self.suffix_min_match,
-            f"in [1, suffix_depth={self.suffix_depth})",
-        )
-        least = self.suffix_global_min_match
-        _require(1 <= least < self.suffix_depth, "suffix_global_min_match", least, f"in [1, suffix_depth={self.suffix_depth})")
-        _require(0 < self.suffix_min_probability <= 1, "suffix_min_probability", self.suffix_min_probability, "in (0, 1]")
-        _require(self.suffix_factor > 0, "suffix_factor", self.suffix_factor, "> 0")
-        prior = self.suffix_prior
+            _require(name in DRAFTERS, "drafters", name, rule)
+        _require(len(set(self.drafters)) == len(self.drafters), "drafters", self.drafters, "a list without repeats")
+        object.__setattr__(self, "drafters", tuple(self.drafters))
+        _require_integer("max_nodes", self.max_nodes, 1, 64, "an integer in [1, 64]")
+        _require_integer("ngram_max", self.ngram_max, 1, math.inf, "an integer >= 1")
+        _require_integer("ngram_min", self.ngram_min, 1, self.ngram_max, f"an integer in [1, ngram_max={self.ngram_max}]")
+        depth = self.suffix_depth
+        _require_integer("suffix_depth", depth, 2, math.inf, "an integer >= 2")
+        for name in ("suffix_min_match", "suffix_global_min_match"):
+            _require_integer(name, getattr(self, name), 1, depth - 1, f"an integer in [1, suffix_depth={depth})")
+        _require_probability("suffix_min_probability", self.suffix_min_probability)
+        factor, prior = self.suffix_factor, self.suffix_prior
+        _require(_is_number(factor) and factor > 0, "suffix_factor", factor, "a finite number > 0")
         _require(_is_number(prior) and prior >= 0, "suffix_prior", prior, "a finite number >= 0")
-        _require(self.suffix_global_tokens >= 0, "suffix_global_tokens", self.suffix_global_tokens, ">= 0")
-        _require(1 <= self.recycling_successors <= 32, "recycling_successors", self.recycling_successors, "in [1, 32]")
-        _require(1 <= self.recycling_nodes <= 64, "recycling_nodes", self.recycling_nodes, "in [1, 64]")
-        probability = self.recycling_min_probability
-        _require(0 < probability <= 1, "recycling_min_probability", probability, "in (0, 1]")
+        _require_integer("suffix_global_tokens", self.suffix_global_tokens, 0, math.inf, "an integer >= 0")
+        _require_integer("recycling_successors", self.recycling_successors, 1, 32, "an integer in [1, 32]")
+        _require_integer("recycling_nodes", self.recycling_nodes, 1, 64, "an integer in [1, 64]")
+        _require_probability("recycling_min_probability", self.recycling_min_probability)
 
     @classmethod
     def parse(cls, method: str, **settings: Any) -> SpeculationConfig:
         """``off``, ``auto``, or drafter names joined by commas."""
+        _require(isinstance(method, str), "speculation", method, "off, auto, or drafter names joined by commas")
         if method == "off":
             return cls(drafters=(), **settings)
         if method == "auto":
             return cls(**settings)
-        return cls(drafters=tuple(name.strip() for name in method.split(",")), **settings)
+        names = tuple(name.strip() for name in method.split(","))
+        known = ", ".join(DRAFTERS)
+        for name in names:
+            alone = f"one of off, auto, {known}, or several drafters joined by commas"
+            among = f"a list out of {known} (off and auto stand alone)"
+            _require(name in DRAFTERS, "speculation", name, alone if len(names) == 1 else among)
+        return cls(drafters=names, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +277,14 @@ class EngineConfig:
     """Check at start-up that rows are bitwise independent of the company they run in."""
 
     def __post_init__(self) -> None:
+        speculation = self.speculation
+        _require(isinstance(speculation, SpeculationConfig), "speculation", speculation, "a SpeculationConfig")
+        _require(isinstance(self.self_test, bool), "self_test", self.self_test, "True or False")
         _require(
-            _is_int(self.max_sequences) and 1 <= self.max_sequences <= 1024, "max_sequences", self.max_sequences, "in [1, 1024]"
+            _is_int(self.max_sequences) and 1 <= self.max_sequences <= 1024,
+            "max_sequences",
+            self.max_sequences,
+            "an integer in [1, 1024]",
         )
         _require(
             self.max_len is None or (_is_int(self.max_len) and self.max_len >= 2), "max_len", self.max_len, "an integer >= 2"
@@ -264,6 +293,6 @@ class EngineConfig:
             self.kv_tokens is None or (_is_int(self.kv_tokens) and self.kv_tokens >= BLOCK_SIZE),
             "kv_tokens",
             self.kv_tokens,
-            f">= {BLOCK_SIZE}",
+            f"an integer >= {BLOCK_SIZE}",
         )
         _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")

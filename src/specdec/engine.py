@@ -6,8 +6,10 @@ Plain decoding is the empty draft. What a drafter proposes decides how many toke
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -24,8 +26,10 @@ from specdec.runner.runner import Runner
 from specdec.sampling import History, SamplingError, choose, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
-from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Step, Stopper, Verdict
+from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Step, Stopper, TokenLogprob, Verdict
 from specdec.verify import follow
+
+_log = logging.getLogger(__name__)
 
 
 class RequestError(ValueError):
@@ -48,15 +52,15 @@ class Engine:
     def __init__(self, model: Model, kernels: Kernels, config: EngineConfig, drafter: Drafter | None = None) -> None:
         shape, speculation = model.shape, config.speculation
         self.max_len = min(config.max_len or shape.context, shape.context)
-        kv_tokens = config.kv_tokens or max(self.max_len, min(4 * self.max_len, 32_768))
-        if blocks_for(self.max_len) > kv_tokens // BLOCK_SIZE:
+        longest = blocks_for(self.max_len)
+        n_blocks = config.kv_tokens // BLOCK_SIZE if config.kv_tokens else max(longest, min(4 * longest, 32_768 // BLOCK_SIZE))
+        if longest > n_blocks:
             raise ConfigError(
-                f"a pool of {kv_tokens} tokens cannot hold a sequence of {self.max_len}: raise kv_tokens or lower max_len"
+                f"a pool of {config.kv_tokens} tokens ({n_blocks} whole blocks of {BLOCK_SIZE}) cannot hold a sequence of "
+                f"{self.max_len}, which needs {longest} blocks: raise kv_tokens or lower max_len"
             )
         self.model = model
-        self.pool = Pool(
-            shape.n_layers, kv_tokens // BLOCK_SIZE, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device
-        )
+        self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
         self.drafter = drafter or draft.build(speculation, vocab_size=shape.vocab_size, top=kernels.top)
         self.scheduler = Scheduler(
@@ -71,6 +75,8 @@ class Engine:
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self.invariance: Invariance | None = check_invariance(model, kernels) if config.self_test else None
+        if self.invariance and not self.invariance.exact:
+            _log.warning("%s", self.invariance.describe())
 
     @property
     def has_work(self) -> bool:
@@ -207,18 +213,16 @@ class Engine:
     def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError | None:
         """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone."""
         sequence = span.sequence
+        params = sequence.params
         logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
+        logprobs: list[TokenLogprob] = []
 
         def pick(node: int, path: Many[int]) -> int:
-            return choose(
-                logits[node + 1],
-                sequence.params,
-                sequence.history,
-                path,
-                sequence.seed,
-                sequence.end_tokens,
-                kernels=self._kernels,
-            )
+            row = logits[node + 1]
+            token = choose(row, params, sequence.history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
+            if params.logprobs is not None:
+                logprobs.append(logprob(row, token, params.logprobs))
+            return token
 
         try:
             self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
@@ -227,14 +231,7 @@ class Engine:
             verdict = follow(span.draft.tree, pick)
         except SamplingError as error:
             return error
-        if sequence.params.logprobs is None:
-            return verdict
-        tree = span.draft.tree
-        rows = [0, *(node + 1 for node in verdict.path)]
-        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
-        k = sequence.params.logprobs
-        logprobs = tuple(logprob(logits[row], token, k) for row, token in zip(rows, emitted, strict=True))
-        return Verdict(verdict.path, verdict.token, logprobs)
+        return verdict if params.logprobs is None else replace(verdict, logprobs=tuple(logprobs))
 
     def _commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
         """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""

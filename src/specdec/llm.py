@@ -15,10 +15,20 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 import torch
 
 from specdec import kernels as arithmetic
-from specdec.config import DEFAULT_MODEL, ConfigError, EngineConfig, Precision, SamplingParams, SpeculationConfig, from_dict
+from specdec.config import (
+    DEFAULT_MODEL,
+    PRECISIONS,
+    ConfigError,
+    EngineConfig,
+    Precision,
+    SamplingParams,
+    SpeculationConfig,
+    from_dict,
+)
 from specdec.engine import Engine, RequestError
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
+from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve
 from specdec.models.tokenizer import ChatTemplateError
@@ -27,6 +37,15 @@ from specdec.sampling import derive_seed
 from specdec.text import Decoder, TextStream
 
 __all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream"]
+
+NOT_FOR_TEMPLATES = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
+    "sampling_params",
+    "params",
+    "chat_template",
+    "continue_final_message",
+    "tokenize",
+}
+"""Names that callers of other libraries may pass to ``chat``; as variables of a template they would have no effect."""
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | list[int]
@@ -79,15 +98,17 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
         if isinstance(speculation, str):
             speculation = SpeculationConfig.parse(speculation)
+        where = _device(device)
         config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
         if threads is not None:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
             arithmetic.set_threads(threads)
         found = resolve(model, revision=revision, progress=progress)
-        where = torch.device(device)
         chosen = arithmetic.select(where)
         # The tokenizer first: one that cannot be read should not cost the time to read the weights.
         tokenizer = load_tokenizer(found)
@@ -127,6 +148,8 @@ class LLM:
         self.name = name
         self.precision = model.precision
         self._runs: dict[int, Run] = {}
+        self._abandoned: list[Run] = []
+        """Runs of streams that were dropped without being closed; they end before the next pass."""
 
     def without_speculation(self) -> LLM:
         """The same model and weights in a second engine that decodes plainly; its tokens must be the same."""
@@ -177,7 +200,7 @@ class LLM:
             RequestError: as ``generate``.
         """
         many = [messages] if _is_conversation(messages) else list(messages)
-        return self._answer([self.tokenizer.chat(conversation, **template) for conversation in many], params)  # type: ignore[arg-type]
+        return self._answer([self._lay_out(conversation, template) for conversation in many], params)
 
     def stream(self, prompt: Prompt | Many[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
         """Answer one prompt or conversation piece by piece; close the stream to abandon it.
@@ -185,12 +208,32 @@ class LLM:
         Raises:
             RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
         """
-        ids = self.tokenizer.chat(prompt, **template) if _is_conversation(prompt) else self._encode(prompt)  # type: ignore[arg-type]
-        return Stream(self, self._start([ids], params))
+        if _is_conversation(prompt):
+            return Stream(self, self._start([self._lay_out(prompt, template)], params))
+        if template:
+            raise RequestError(f"{', '.join(template)}: only a conversation has a template to give this to")
+        return Stream(self, self._start([self._encode(prompt)], params))
+
+    def _lay_out(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
+        """The token ids of a conversation."""
+        if mistaken := sorted(NOT_FOR_TEMPLATES & template.keys()):
+            raise RequestError(
+                f"{', '.join(mistaken)} is no variable of a chat template; sampling settings go into SamplingParams, the "
+                "second argument"
+            )
+        if not _is_conversation(conversation):
+            raise RequestError(f"a conversation must be a list of mappings with role and content, got {conversation!r}")
+        try:
+            return self.tokenizer.chat(conversation, **template)  # type: ignore[arg-type]
+        except TextError as error:
+            raise RequestError(str(error)) from error
 
     def _encode(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special=True)
+            try:
+                return self.tokenizer.encode(prompt, add_special=True)
+            except TextError as error:
+                raise RequestError(str(error)) from error
         if _is_ids(prompt):
             return prompt
         raise RequestError(f"a prompt must be text or a list of token ids, got {prompt!r}")
@@ -208,6 +251,8 @@ class LLM:
         """Give all sequences to the engine, or none of them."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not all(isinstance(wanted, SamplingParams) for wanted in params):
+            raise RequestError(f"params must be SamplingParams, or a list with one for each prompt, got {params!r}")
         if len(params) != len(prompts):
             raise RequestError(f"there are {len(prompts)} prompts but {len(params)} sampling parameters")
         runs: list[Run] = []
@@ -228,7 +273,7 @@ class LLM:
         runs = []
         try:
             for choice in range(params.n):
-                text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+                text = TextStream(self.tokenizer, params.stop, params.min_tokens, ids)
                 own = derive_seed(seed, choice)
                 sequence_id = self.engine.add(ids, params, self.end_tokens, own, text)
                 run = self._runs[sequence_id] = Run(sequence_id, index, choice, own, len(ids), text)
@@ -243,14 +288,18 @@ class LLM:
         words = dict.fromkeys(params.bad_words_ids)
         vocab_size = self.engine.model.shape.vocab_size
         for word in params.bad_words:
-            spellings = [self.tokenizer.encode(s, add_special=False) for s in (word.lstrip() or word, " " + word.lstrip())]
-            possible = [tuple(ids) for ids in spellings if max(ids) < vocab_size]
+            bare = word.lstrip(" ")
+            texts = (bare, " " + bare) if bare.strip() else (word,)  # white space is banned as it stands
+            spellings = [self.tokenizer.encode(text, add_special=False) for text in texts]
+            possible = [tuple(ids) for ids in spellings if ids and max(ids) < vocab_size]
             if not possible:
                 raise RequestError(f"the bad word {word!r} cannot be written in this model's vocabulary")
             words.update(dict.fromkeys(possible))
         return params.replace(bad_words=(), bad_words_ids=tuple(words)) if params.bad_words else params
 
     def _step(self) -> None:
+        abandoned, self._abandoned = self._abandoned, []
+        self._drop(abandoned)
         for delta in self.engine.step():
             if run := self._runs.get(delta.sequence_id):
                 run.take(delta)
@@ -298,7 +347,19 @@ class Stream(Iterator[Chunk]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        # Garbage is collected anywhere, also in the middle of a pass: the engine must not be touched here.
+        if self._open:
+            self._llm._abandoned += self._runs
+
+
+def _device(name: str) -> torch.device:
+    """A device that is really there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
 
 
 def _is_ids(prompt: object) -> TypeGuard[list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from specdec.config import BLOCK_SIZE
 from specdec.kv.blocks import BlockAllocator, blocks_for
 from specdec.types import Sequence
 
@@ -55,7 +56,7 @@ class Scheduler:
         """Grants for the next pass, oldest sequence first, and the sequences that were preempted to make room."""
         self._admit()
         preempted: list[Sequence] = []
-        grants: list[Grant] = []
+        chosen: list[tuple[Sequence, int]] = []  # and where its committed rows stop
         rows = self._prefill_rows
         decoding = [s for s in self.running if len(s.tokens) - s.n_cached == 1]
         reading = [s for s in self.running if len(s.tokens) - s.n_cached > 1]
@@ -66,14 +67,20 @@ class Scheduler:
             stop = length if length - start == 1 else min(length, start + rows)
             if stop == start:
                 continue  # the row budget is spent
+            if self._reserve(sequence, stop, preempted):
+                rows -= stop - start if length - start > 1 else 0
+                chosen.append((sequence, stop))
+        # Drafts get what is left, when every committed row has its slot: speculation preempts nobody.
+        return [self._grant(sequence, stop) for sequence, stop in chosen if sequence.status == "running"], preempted
+
+    def _grant(self, sequence: Sequence, stop: int) -> Grant:
+        nodes = 0
+        if stop == len(sequence.tokens):
             # An emitted token needs room, so a path longer than room - 1 could not be used.
-            nodes = min(self._max_nodes, sequence.room - 1) if stop == length else 0
-            if not self._reserve(sequence, stop + nodes, preempted):
-                continue
-            if length - start > 1:
-                rows -= stop - start
-            grants.append(Grant(sequence, start, stop, nodes))
-        return [grant for grant in grants if grant.sequence.status == "running"], preempted
+            free = sequence.table.n_slots + self._allocator.n_free * BLOCK_SIZE - stop
+            nodes = min(self._max_nodes, sequence.room - 1, free)
+            sequence.table.reserve(stop + nodes)
+        return Grant(sequence, sequence.n_cached, stop, nodes)
 
     def _admit(self) -> None:
         # Blocks for the whole prompt must be free, beside those that running prompts still have to fill and one that each

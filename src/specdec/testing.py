@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.attention.base import Attention
 from specdec.draft.base import Drafter
 from specdec.models.base import Batch, Model, Shape
+from specdec.tree import chain
 from specdec.types import ROOT, Draft, Sequence, Tree
 
 
@@ -53,7 +54,7 @@ class Oracle(Drafter):
         return [self._draft(s, list(self._truth(s))[:budget]) for s, budget in zip(sequences, budgets, strict=True)]
 
     def _draft(self, sequence: Sequence, truth: list[int]) -> Draft:
-        return Draft(Tree(tuple(truth), tuple(range(-1, len(truth) - 1))), (self.name,) * len(truth))
+        return Draft(chain(truth), (self.name,) * len(truth))
 
 
 class Adversary(Oracle):

@@ -23,12 +23,18 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, piece by piece; half a character waits for its other half."""
+    """Text of a growing list of tokens, piece by piece; half a character waits for its other half.
 
-    def __init__(self, decoder: Decoder) -> None:
+    Args:
+        decoder: the model's tokenizer.
+        prompt: the tokens before them. Only where these have no text do the new ones begin a text, whose first space a
+            tokenizer may drop; otherwise that space parts the new text from the prompt's.
+    """
+
+    def __init__(self, decoder: Decoder, prompt: Many[int]) -> None:
         self._decoder = decoder
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._at_start = decoder.drops_first_space
+        self._at_start = decoder.drops_first_space and not any(map(decoder.text_bytes, prompt))
 
     def push(self, token: int) -> str:
         """The text that this token completes; often empty."""
@@ -98,10 +104,11 @@ class TextStream:
         decoder: the model's tokenizer.
         stop: strings before which the text ends.
         min_tokens: a stop string that is complete within this many tokens is passed over.
+        prompt: the tokens that the sequence continues.
     """
 
-    def __init__(self, decoder: Decoder, stop: Many[str], min_tokens: int) -> None:
-        self._detokenizer = Detokenizer(decoder)
+    def __init__(self, decoder: Decoder, stop: Many[str], min_tokens: int, prompt: Many[int]) -> None:
+        self._detokenizer = Detokenizer(decoder, prompt)
         self._stops = StopStrings(stop)
         self._min_tokens = min_tokens
         self._n_tokens = 0

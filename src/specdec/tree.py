@@ -1,4 +1,4 @@
-"""Everything that is derived from a ``Tree``: depths, positions, children, paths. Pure functions over integers.
+"""Everything that is derived from a ``Tree``: depths, children, paths. Pure functions over integers.
 
 A chain and the empty tree are ordinary cases. Every function is O(nodes) or O(nodes x depth) and runs once per step.
 """
@@ -16,22 +16,12 @@ def chain(tokens: Iterable[int]) -> Tree:
     return Tree(tokens, tuple(range(ROOT, len(tokens) - 1)))
 
 
-def is_chain(tree: Tree) -> bool:
-    """Does every node continue the one before? True of the empty tree."""
-    return all(parent == node - 1 for node, parent in enumerate(tree.parents))
-
-
 def depths(tree: Tree) -> list[int]:
     """Per node, its distance from the pending token: 1 for a node that directly follows it."""
     depth: list[int] = []
     for parent in tree.parents:
         depth.append(1 if parent == ROOT else depth[parent] + 1)
     return depth
-
-
-def positions(tree: Tree, pending: int) -> list[int]:
-    """Per node, the absolute position of its token, given the position of the pending token."""
-    return [pending + depth for depth in depths(tree)]
 
 
 def children(tree: Tree) -> dict[int, dict[int, int]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdec.metrics.stats import Stats
     from specdec.sampling import History
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "error"]
 Status = Literal["waiting", "running", "finished"]
 
 ROOT = -1

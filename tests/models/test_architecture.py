@@ -112,6 +112,9 @@ def test_original_context_beside_the_scaling_counts():
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
+        ({"architectures": 3}, "architectures must be a list of names"),
+        ({"layer_types": 3}, "layer_types must be a list of 2"),
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types must be a list of 2"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"sliding_window": 8}, "sliding_window is not a setting of llama"),
         (

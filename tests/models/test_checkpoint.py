@@ -208,7 +208,7 @@ def test_folder_without_weights(tmp_path):
         load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', b"\xff\xfe"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', b"\xff\xfe", "[" * 100_000, '{"weight_map": {"a": 3}}'])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_damaged_json(tmp_path, name, text):
     """A broken description is an error that names the file."""

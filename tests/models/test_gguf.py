@@ -18,8 +18,8 @@ from specdec import kernels
 from specdec.models import gguf, gguf_model
 from specdec.models.errors import ModelError
 from specdec.models.gguf_model import GgufWeights
-from specdec.models.load import end_tokens, load_model
-from specdec.models.source import resolve
+from specdec.models.load import end_tokens, load_model, load_tokenizer
+from specdec.models.source import Source, resolve
 from specdec.models.weights import Blocks
 from specdec.quant.blocks import dequantize, from_gguf
 
@@ -315,6 +315,32 @@ def test_metadata_of_every_type(tmp_path):
     assert {key: field.contents() for key, field in theirs.items() if not key.startswith("GGUF.")} == metadata
     assert metadata["g"] == ["<|x|>", "", "ĊĠ"]
     assert metadata["e"] is True
+
+
+def _nested(path: Path, depth: int) -> Path:
+    """A file whose only value is a 7 inside that many arrays."""
+    arrays = struct.pack("<IQ", 9, 1) * (depth - 1) + struct.pack("<IQI", 4, 1, 7)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9) + arrays)
+    return path
+
+
+@pytest.mark.parametrize("depth", [9, 100_000])
+def test_arrays_nested_without_end_are_damage(tmp_path, depth):
+    """A small file must not exhaust the stack."""
+    with pytest.raises(ModelError, match=r"x.gguf is damaged in the metadata of k: arrays are nested more than 8 deep"):
+        gguf.read(_nested(tmp_path / "x.gguf", depth))
+
+
+def test_arrays_within_arrays(tmp_path):
+    """The format allows them."""
+    assert gguf.read_metadata(_nested(tmp_path / "x.gguf", 3)) == {"k": [[[7]]]}
+
+
+def test_a_tokenizer_that_cannot_be_read_names_its_file(tmp_path):
+    """Whoever has several models must know which one it is."""
+    path = _nested(tmp_path / "x.gguf", 1)
+    with pytest.raises(ModelError, match=r"x.gguf: this GGUF file holds a tokenizer of type None"):
+        load_tokenizer(Source("x", "gguf", path))
 
 
 def test_end_of_turn_tokens_end_too(tmp_path):

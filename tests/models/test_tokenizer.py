@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from specdec.models.errors import ModelError
+from specdec.models.errors import ModelError, TextError
 from specdec.models.pieces import PieceRules
 from specdec.models.tokenizer import Tokenizer
 
@@ -101,6 +101,14 @@ def test_qwen_text_is_composed_first() -> None:
         ({"merges": None}, ["tokenizer.ggml.merges"]),
         ({"merges": ["ab"]}, ["'ab'"]),
         ({"token_type": [1]}, ["1 token types"]),
+        ({"token_type": ["x"]}, ["tokenizer.ggml.token_type must be a list of int"]),
+        ({"tokens": [1, 2]}, ["tokenizer.ggml.tokens must be a list of str"]),
+        ({"merges": [3]}, ["tokenizer.ggml.merges must be a list of str"]),
+        ({"merges": ["nowhere b"]}, ["do not belong together", "nowhere"]),
+        ({"bos_token_id": "1"}, ["tokenizer.ggml.bos_token_id must be of type int", "'1'"]),
+        ({"eos_token_id": [1]}, ["tokenizer.ggml.eos_token_id must be of type int"]),
+        ({"padding_token_id": True}, ["tokenizer.ggml.padding_token_id must be of type int"]),
+        ({"add_bos_token": "no"}, ["tokenizer.ggml.add_bos_token must be of type bool"]),
     ],
 )
 def test_gguf_tokenizers_that_cannot_be_exact_are_refused(change: dict[str, object], words: list[str]) -> None:
@@ -108,6 +116,34 @@ def test_gguf_tokenizers_that_cannot_be_exact_are_refused(change: dict[str, obje
     with pytest.raises(ModelError) as error:
         Tokenizer.from_gguf(gguf_metadata("gpt-2", ["a b"], **change))
     assert all(word in str(error.value) for word in words)
+
+
+def test_gguf_template_must_be_text() -> None:
+    """A list where the template should be is damage, not a model without a template."""
+    with pytest.raises(ModelError, match=r"tokenizer.chat_template must be of type str"):
+        Tokenizer.from_gguf({**gguf_metadata("gpt-2", []), "tokenizer.chat_template": ["x"]})
+
+
+def test_gguf_tokens_that_the_file_does_not_have() -> None:
+    """-1, or an id past the vocabulary, stands for no token; prompts then begin with nothing."""
+    for absent in (-1, 2**32 - 1):
+        tokenizer = Tokenizer.from_gguf(gguf_metadata("llama-bpe", [], bos_token_id=absent, padding_token_id=absent))
+        assert set(tokenizer.special_tokens) == {"eos_token"}
+        assert len(tokenizer.encode("a", add_special=True)) == 1
+
+
+def test_lone_surrogates_are_no_text(tmp_path: Path) -> None:
+    """Python strings can hold them, as from file names that are no UTF-8: named with their place, wherever they stand."""
+    tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, {"chat_template": TEMPLATES[False]}))
+    for text, at in (("\ud800", 0), ("abc\udcff", 3), ("😀\udfff" + BOS, 1)):
+        with pytest.raises(TextError, match=f"lone surrogate at character {at}, which is no Unicode"):
+            tokenizer.encode(text, add_special=False)
+        for message in ({"content": text}, {"content": [{"type": "text", "text": text}]}, {"content": "a", "name": text}):
+            with pytest.raises(TextError, match=f"lone surrogate at character {at}"):
+                tokenizer.chat([{"role": "user", **message}])
+        with pytest.raises(TextError, match=f"lone surrogate at character {at}"):
+            tokenizer.chat([{"role": "user", "content": "a"}], tools=[{text: 1}])
+    assert tokenizer.decode(tokenizer.encode("😀\ufffd\ue000", add_special=False)) == "😀\ufffd\ue000"
 
 
 @pytest.mark.parametrize(
@@ -270,14 +306,29 @@ def test_special_tokens_that_only_the_settings_name(tmp_path: Path) -> None:
         ("tokenizer_config.json", "{", "not JSON"),
         ("tokenizer_config.json", "[]", "JSON object"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "rag", "template": "x"}]}', "none called default"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": null}', "tokenizer_config.json: added_tokens_decoder must be"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": {"special": true}}}', "added_tokens_decoder must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": {"default": "x"}}', "chat_template must be"),
+        ("tokenizer_config.json", '{"eos_token": ["a"]}', "eos_token must be"),
+        ("tokenizer_config.json", '{"bos_token": {"special": true}}', "bos_token must be"),
+        ("tokenizer_config.json", '{"add_bos_token": 1}', "add_bos_token must be true or false"),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", b"\xff", "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not JSON"),
+        ("special_tokens_map.json", '{"eos_token": ["a"]}', "special_tokens_map.json: eos_token must be"),
+        ("chat_template.json", '{"chat_template": [3]}', "chat_template.json: chat_template must be"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8"),
+        ("additional_chat_templates/rag.jinja", b"\xff", "rag.jinja is not UTF-8"),
     ],
 )
-def test_damaged_folders_are_told_apart(tmp_path: Path, name: str, text: str | None, message: str) -> None:
-    """A missing or damaged file is named in the error."""
+def test_damaged_folders_are_told_apart(tmp_path: Path, name: str, text: str | bytes | None, message: str) -> None:
+    """A missing or damaged file is named in the error, and so is what is wrong in it."""
     folder = byte_level_folder(tmp_path, {})
-    (folder / name).unlink()
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).parent.mkdir(exist_ok=True)
     if text is not None:
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ModelError, match=message):
         Tokenizer.from_folder(folder)
 

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, SamplingOptions, command
+from specdec.cli.options import ModelOptions, SamplingOptions, command, utf8_input
 from specdec.config import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class Conversation:
                 render.print_chunk(self._out, chunk)
                 if interrupted:
                     break
-            self._out.print()
+            render.write(self._out, "\n", "")
+            self._out.file.flush()
             results = stream.results
         self._messages = [*messages, {"role": "assistant", "content": text}]
         if not results:
@@ -101,13 +102,16 @@ class Conversation:
 def _lines(interactive: bool) -> Iterator[str]:
     """Lines of input; an interrupt at the prompt ends them as the end of the input does."""
     if not interactive:
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        with utf8_input("standard input"):
+            yield from (line.rstrip("\n") for line in sys.stdin)
         return
     import readline  # noqa: F401 - gives input() editing and history
 
     while True:
         try:
-            yield input("> ")
+            with utf8_input("standard input"):
+                line = input("> ")
+            yield line
         except (EOFError, KeyboardInterrupt):
             typer.echo()
             return

@@ -11,7 +11,7 @@ import typer
 
 from specdec.cli import compare as comparison
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, SamplingOptions, command
+from specdec.cli.options import ModelOptions, SamplingOptions, command, utf8_input
 from specdec.config import ConfigError
 
 if TYPE_CHECKING:
@@ -75,13 +75,12 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if (prompt is None) == (file is None):
         raise ConfigError("give a prompt, or --prompt-file, and not both; - reads standard input")
     if prompt == "-" or str(file) == "-":
-        return sys.stdin.read()
+        with utf8_input("standard input"):
+            return sys.stdin.read()
     if file is None:
         return prompt or ""
-    try:
+    with utf8_input(str(file)):
         return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
 
 
 def _answer(llm: LLM, request: str | list[dict[str, str]], params: SamplingParams, *, show: bool) -> list[Result]:
@@ -95,9 +94,10 @@ def _answer(llm: LLM, request: str | list[dict[str, str]], params: SamplingParam
     if show:
         if params.n > 1:
             for result in results:
-                console.print(f"[{result.choice}] {result.text}")
+                render.write(console, f"[{result.choice}] {result.text}\n", "")
         else:
-            console.print()
+            render.write(console, "\n", "")
+        console.file.flush()
         render.notes().print(render.summary(results))
     return results
 

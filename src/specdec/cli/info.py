@@ -14,7 +14,7 @@ from rich.table import Table
 
 from specdec.cli import render
 from specdec.cli.options import ModelOptions, command
-from specdec.config import BLOCK_SIZE
+from specdec.config import BLOCK_SIZE, ConfigError
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
@@ -28,6 +28,8 @@ def info(
 ) -> None:
     """Load a model and show its precision, memory and kernels, and whether rows are exact here."""
     if name is not None:
+        if model.model not in (name, ModelOptions.model):
+            raise ConfigError(f"two models are given, {name!r} and --model {model.model!r}: give one")
         model = dataclasses.replace(model, model=name)
     facts = _facts(model.load(progress=not as_json))
     if as_json:

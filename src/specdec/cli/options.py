@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
@@ -157,6 +158,15 @@ def with_errors(run: Callable[[], None]) -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from error
+
+
+@contextmanager
+def utf8_input(name: str) -> Iterator[None]:
+    """Reading text from a user: bytes that are no text are the input's fault, and the error says whose."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is not UTF-8 text: {error}") from error
 
 
 def _engine_errors() -> tuple[type[Exception], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -17,18 +18,15 @@ if TYPE_CHECKING:
 _COLOURS: Mapping[str, str] = {"ngram": "green", "suffix": "cyan", "recycling": "magenta"}
 _OTHER = "yellow"
 
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
-
 
 def out() -> Console:
     """The console of answers."""
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def notes() -> Console:
     """The console of everything that is not part of an answer."""
-    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def colour(source: str | None) -> str:
@@ -47,8 +45,14 @@ def legend(drafters: Iterable[str]) -> Text:
 def print_chunk(console: Console, chunk: Chunk) -> None:
     """Write a chunk's text without ending the line."""
     for text, source in chunk.pieces:
-        console.print(Text(text, style=colour(source)), end="")
+        write(console, text, colour(source))
     console.file.flush()
+
+
+def write(console: Console, text: str, style: str) -> None:
+    """Write a model's text as it is: printing would expand tabs and drop control characters."""
+    coloured = console.color_system is not None and not console.no_color and not console.legacy_windows
+    console.file.write(Style.parse(style).render(text) if coloured else text)
 
 
 def summary(results: list[Result]) -> Text:
@@ -108,6 +112,6 @@ def _logprobs_json(entries: tuple[TokenLogprob, ...] | None, llm: LLM) -> list[d
 def _logprob_json(entry: TokenLogprob, llm: LLM) -> dict[str, Any]:
     def token(i: int, logprob: float) -> dict[str, Any]:
         text = llm.tokenizer.decode([i], skip_special=False)
-        return {"token": i, "text": text, "logprob": max(logprob, LOWEST_LOGPROB)}
+        return {"token": i, "text": text, "logprob": logprob}
 
     return {**token(entry.token, entry.logprob), "top": [token(i, logprob) for i, logprob in entry.top]}

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Many
 
 from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
-from specdec.types import ROOT, Draft, Sequence, Tree
+from specdec.tree import chain
+from specdec.types import Draft, Sequence
 
 
 class NgramDrafter(Drafter):
@@ -47,8 +48,7 @@ class NgramDrafter(Drafter):
             if token in sequence.end_tokens:  # nothing after it can be emitted
                 del drafted[i + 1 :]
                 break
-        n = len(drafted)
-        return Draft(Tree(tuple(drafted), tuple(range(ROOT, n - 1))), (self.name,) * n)
+        return Draft(chain(drafted), (self.name,) * len(drafted))
 
     def release(self, sequence: Sequence) -> None:
         self._indexes.pop(sequence.id, None)

@@ -16,7 +16,7 @@ ISAS = ("c", "avx2", "avx512")
 """Instruction sets, plainest first; the position is the bit in dispatch.c's masks."""
 FULL_NAMES = {"c": "c", "avx2": "avx2", "avx512": "avx512-vnni"}
 
-POINTER, INT, LONG, FLOAT, DOUBLE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double
+POINTER, INT, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 class KernelError(RuntimeError):

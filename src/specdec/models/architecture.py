@@ -136,7 +136,10 @@ def _refuse(keys: Keys, family: str) -> None:
     activation = keys.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise keys.unsupported(f"hidden_act {activation!r} is not supported; silu is")
-    for name in keys.get("architectures") or ():
+    architectures = keys.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise keys.error("architectures", architectures, "a list of names")
+    for name in architectures:
         if not str(name).endswith("ForCausalLM"):
             raise keys.unsupported(f"architecture {name!r} is not a causal language model (…ForCausalLM)")
     if keys.get("attention_bias") and family in ("mistral", "qwen2"):
@@ -148,7 +151,8 @@ def _refuse(keys: Keys, family: str) -> None:
 def _windows(keys: Keys, family: str, n_layers: int) -> tuple[int, ...]:
     """The sliding window of each layer."""
     types = keys.get("layer_types")
-    if types is not None and (len(types) != n_layers or set(types) - {"full_attention", "sliding_attention"}):
+    kinds = ("full_attention", "sliding_attention")
+    if types is not None and not (isinstance(types, list) and len(types) == n_layers and all(t in kinds for t in types)):
         raise keys.error("layer_types", types, f"a list of {n_layers} times full_attention or sliding_attention")
     if family in ("qwen2", "qwen3"):
         window = keys.integer("sliding_window", _QWEN_WINDOW) if keys.flag("use_sliding_window", False) else 0

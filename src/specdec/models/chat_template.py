@@ -87,7 +87,7 @@ class ChatTemplate:
         # The template looks for a control token inside messages (as for reasoning in earlier answers) and was misled by the
         # marks. So the template is marked instead: the tokens in its literals that it prints, not those it searches for.
         renamed = self._render_aliased(variables, control, alias)
-        theirs = {match for string in _strings(variables) for match in control.findall(string)}
+        theirs = {match for string in strings(variables) for match in control.findall(string)}
         own = {alias(token): token for token in _literal_tokens(self.text, self.special_tokens, control)}
         if _replace(renamed, own) == plain:
             return control.sub(lambda m: m[0] if m[0] in theirs else alias(m[0]), renamed)
@@ -140,7 +140,7 @@ class ChatTemplate:
 
 def has_control(variables: Mapping[str, Any], control: re.Pattern[str]) -> bool:
     """Does any text among these variables spell a control token?"""
-    return any(control.search(string) for string in _strings(variables))
+    return any(control.search(string) for string in strings(variables))
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -202,17 +202,17 @@ def _replace(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
     """Every string in a nest of dicts and lists, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
+            yield from strings(key)
+            yield from strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _strings(item)
+            yield from strings(item)
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:

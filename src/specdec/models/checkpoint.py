@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.models.architecture import from_config
 from specdec.models.errors import ModelError
 from specdec.models.keys import Keys, token_ids
+from specdec.models.tokenizer_files import read_settings, token_text
 from specdec.models.weights import Blocks, Weights
 
 INDEX: Final = "model.safetensors.index.json"
@@ -77,8 +78,7 @@ def _tokenizer_end(folder: Path) -> frozenset[int]:
     """The id of tokenizer_config.json's eos_token, looked up among the tokenizer's added and ordinary tokens."""
     if not (folder / "tokenizer_config.json").exists() or not (folder / "tokenizer.json").exists():
         return frozenset()
-    token = read_json(folder / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
+    text = token_text(read_settings(folder / "tokenizer_config.json").get("eos_token"))
     if text is None:
         return frozenset()
     path = folder / "tokenizer.json"
@@ -98,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
@@ -121,8 +121,8 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     promised: dict[str, str] = {}
     if index.exists():
         promised = read_json(index).get("weight_map") or {}
-        if not isinstance(promised, dict) or not promised:
-            raise ModelError(f"{index} lacks its weight_map")
+        if not isinstance(promised, dict) or not promised or not all(isinstance(name, str) for name in promised.values()):
+            raise ModelError(f"{index} lacks its weight_map, from tensors to file names")
         shards = [folder / name for name in sorted(set(promised.values()))]
     elif (folder / "model.safetensors").exists():
         shards = [folder / "model.safetensors"]

@@ -26,6 +26,8 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _STRING: Final = 8
 _ARRAY: Final = 9
 _MAX_DIMENSIONS: Final = 4
+_MAX_NESTING: Final = 8
+"""Arrays within arrays; no known file has any."""
 _VERSIONS: Final = (2, 3)
 
 
@@ -98,21 +100,24 @@ class _Cursor:
         self.at = end
         return data[start:end].decode()
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int) -> Any:
+        """A value inside ``depth`` arrays."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array()
+            return self.array(depth + 1)
         if kind not in _SCALARS:
             raise ValueError(f"value type {kind} is unknown")
         return self.scalar(_SCALARS[kind])
 
-    def array(self) -> list[Any]:
+    def array(self, depth: int) -> list[Any]:
+        if depth > _MAX_NESTING:
+            raise ValueError(f"arrays are nested more than {_MAX_NESTING} deep")
         kind, count = self.scalar("I"), self.scalar("Q")
         if count > len(self.data):
             raise EOFError
         if kind not in _SCALARS:
-            read: Callable[[], Any] = self.string if kind == _STRING else lambda: self.value(kind)
+            read: Callable[[], Any] = self.string if kind == _STRING else lambda: self.value(kind, depth)
             return [read() for _ in range(count)]
         values = np.frombuffer(self.data, dtype="<" + _SCALARS[kind], count=count, offset=self.at)
         self.at += values.nbytes
@@ -144,7 +149,7 @@ def read(path: Path) -> GgufFile:
                     where = f"the metadata after {next(reversed(metadata), 'the start')}"
                     key = cursor.string()
                     where = f"the metadata of {key}"
-                    metadata[key] = cursor.value(cursor.scalar("I"))
+                    metadata[key] = cursor.value(cursor.scalar("I"), 0)
                 infos = []
                 for i in range(n_tensors):
                     where = f"the description of tensor {i} of {n_tensors}"

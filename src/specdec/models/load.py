@@ -51,7 +51,13 @@ def load_tokenizer(source: Source) -> Tokenizer:
     Raises:
         ModelError: there is none, or it is of a kind that is not supported.
     """
-    return Tokenizer.from_gguf(gguf.read(source.path).metadata) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
+    if source.kind == "folder":
+        return Tokenizer.from_folder(source.path)
+    metadata = gguf.read(source.path).metadata
+    try:
+        return Tokenizer.from_gguf(metadata)
+    except ModelError as error:
+        raise ModelError(f"{source.path}: {error}") from error
 
 
 class _Builder:

@@ -17,11 +17,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from specdec.models.chat_template import ChatTemplate, ChatTemplateError, has_control
-from specdec.models.errors import ModelError
+from specdec.models.chat_template import ChatTemplate, ChatTemplateError, has_control, strings
+from specdec.models.errors import ModelError, TextError
 from specdec.models.pieces import PieceRules
-from specdec.models.tokenizer_files import NAMED, prefix_ids, read_json, read_templates, register_special, token_text
-from specdec.models.tokenizer_gguf import backend_from_gguf, splitting
+from specdec.models.tokenizer_files import NAMED, prefix_ids, read_settings, read_templates, register_special, token_text
+from specdec.models.tokenizer_gguf import backend_from_gguf, setting, splitting
 
 __all__ = ["ChatTemplateError", "Tokenizer"]
 
@@ -88,7 +88,7 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
             raise ModelError(f"{path} cannot be read: {error}") from error
-        settings = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+        settings = {**read_settings(folder / "special_tokens_map.json"), **read_settings(folder / "tokenizer_config.json")}
         special = {name: text for name in NAMED if (text := token_text(settings.get(name)))}
         register_special(backend, settings, special.values())
         return cls(
@@ -108,17 +108,23 @@ class Tokenizer:
         backend = backend_from_gguf(metadata)
 
         def token(name: str) -> int | None:
-            return metadata.get(f"tokenizer.ggml.{name}_token_id")
+            i = setting(metadata, f"tokenizer.ggml.{name}_token_id", int)
+            return None if i is None or i < 0 else i  # some files write -1 for a token that they do not have
 
         names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-        special = {name: backend.id_to_token(i) for name, key in names.items() if (i := token(key)) is not None}
+        special = {
+            name: text
+            for name, key in names.items()
+            if (i := token(key)) is not None and (text := backend.id_to_token(i)) is not None
+        }
         bos = token("bos")
-        adds = metadata.get("tokenizer.ggml.add_bos_token", splitting(metadata).add_bos)
-        template = metadata.get("tokenizer.chat_template")
+        said = setting(metadata, "tokenizer.ggml.add_bos_token", bool)
+        adds = splitting(metadata).add_bos if said is None else said
+        template = setting(metadata, "tokenizer.chat_template", str)
         return cls(
             backend,
-            special_tokens={name: text for name, text in special.items() if text is not None},
-            prefix=(bos,) if adds and bos is not None else (),
+            special_tokens=special,
+            prefix=(bos,) if adds and bos is not None and "bos_token" in special else (),
             templates={"default": template} if template else {},
         )
 
@@ -133,7 +139,11 @@ class Tokenizer:
             text: any text.
             add_special: begin with the ids that the model's prompts begin with.
             parse_special: turn text that spells a control token into it; without, such text stays plain characters.
+
+        Raises:
+            TextError: a lone surrogate, which no file and no model can hold.
         """
+        _check_text(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if not parse_special and not self._control.keys().isdisjoint(ids):
             ids = self._separated.encode(text, add_special_tokens=False).ids
@@ -163,8 +173,11 @@ class Tokenizer:
 
         Raises:
             ChatTemplateError: no template, malformed messages, or the template's own refusal.
+            TextError: as ``encode``.
         """
         given = {"messages": [_message(i, message) for i, message in enumerate(messages)], **variables}
+        for string in strings(given):
+            _check_text(string)
         everything = {**given, "add_generation_prompt": add_generation_prompt}
         if not has_control(given, self._control_pattern):
             ids = self._backend.encode(self.template.render(everything), add_special_tokens=False).ids
@@ -211,6 +224,17 @@ class Tokenizer:
             if backend.token_to_id(self._alias(i)) != i:
                 raise ModelError(f"the control token {text!r} of this tokenizer cannot be told from plain text")
         return backend
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise TextError(
+            f"the text holds a lone surrogate at character {at}, which is no Unicode character: "
+            f"{text[max(0, at - 10) : at + 10]!r}; it may come from bytes that are no UTF-8"
+        ) from None
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +49,46 @@ def register_special(backend: Backend, settings: Mapping[str, Any], named: Itera
 def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: from files of their own, else from the settings."""
     templates: dict[str, str] = {}
-    source = read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    source = read_settings(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(source, str):
         templates["default"] = source
     elif isinstance(source, list):
         templates.update({entry["name"]: entry["template"] for entry in source})
     if (file := folder / "chat_template.jinja").is_file():
-        templates["default"] = file.read_text(encoding="utf-8")
+        templates["default"] = _read_template(file)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _read_template(file)
     if templates and "default" not in templates:
         raise ModelError(f"{folder} has the chat templates {', '.join(templates)} but none called default")
     return templates
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no such file."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """A file of settings, or none where there is no such file.
+
+    Raises:
+        ModelError: it is no JSON object, or a setting that is used here is not of its form; the message names both.
+    """
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate, which JSON can spell, is no text
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
+    for key, (fits, form) in _FORMS.items():
+        if key in value and not fits(value[key]):
+            raise ModelError(f"{path}: {key} must be {form}, got {reprlib.repr(value[key])}")
     return value
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def token_text(value: object) -> str | None:
@@ -80,3 +96,22 @@ def token_text(value: object) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
+
+
+def _are_added_tokens(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in value.values())
+
+
+def _are_templates(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(t, dict) and all(isinstance(t.get(key), str) for key in ("name", "template")) for t in value)
+    return value is None or isinstance(value, str)
+
+
+_FORMS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(NAMED, (lambda v: v is None or token_text(v) is not None, "a token's text, or an object with its content")),
+    "added_tokens_decoder": (_are_added_tokens, "an object of objects, each with a token's content"),
+    "add_bos_token": (lambda v: v is None or isinstance(v, bool), "true or false"),
+    "chat_template": (_are_templates, "text, or a list of objects, each with a name and a template"),
+}
+"""The settings that are used here and what each may look like."""

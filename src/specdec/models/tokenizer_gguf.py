@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -20,6 +20,8 @@ from specdec.models.errors import ModelError
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_Value = TypeVar("_Value")
 
 
 class TokenType(IntEnum):
@@ -86,19 +88,35 @@ def splitting(metadata: Mapping[str, Any]) -> _Splitting:
     return SPLITTINGS[pre]
 
 
+def setting(metadata: Mapping[str, Any], key: str, kind: type[_Value]) -> _Value | None:
+    """A value that the file need not have.
+
+    Raises:
+        ModelError: it is of another type.
+    """
+    value = metadata.get(key)
+    if value is None or type(value) is kind:
+        return value
+    raise ModelError(f"this GGUF file is damaged: {key} must be of type {kind.__name__}, got {value!r}")
+
+
 def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
     """The tokenizer that a GGUF file describes.
 
     Raises:
-        ModelError: its kind is unsupported, or its lists are missing or of different lengths.
+        ModelError: its kind is unsupported, or its lists are missing, damaged or do not belong together.
     """
     rules = splitting(metadata)
-    tokens = _list(metadata, "tokens")
-    types = _list(metadata, "token_type")
+    tokens = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", int)
     if len(types) != len(tokens):
         raise ModelError(f"this GGUF file has {len(tokens)} tokens but {len(types)} token types")
-    merges = [_pair(merge) for merge in _list(metadata, "merges")]
-    backend = Backend(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges, ignore_merges=rules.whole_words))
+    merges = [_pair(merge) for merge in _list(metadata, "merges", str)]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    try:
+        backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=rules.whole_words))
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"this GGUF file's vocabulary and merges do not belong together: {error}") from error
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(_steps(rules))
@@ -131,8 +149,10 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _list(metadata: Mapping[str, Any], name: str) -> list[Any]:
+def _list(metadata: Mapping[str, Any], name: str, kind: type[_Value]) -> list[_Value]:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(value, list):
         raise ModelError(f"this GGUF file has no tokenizer.ggml.{name}: use the model's Hugging Face folder")
+    if not all(type(item) is kind for item in value):
+        raise ModelError(f"this GGUF file is damaged: tokenizer.ggml.{name} must be a list of {kind.__name__}")
     return value

@@ -22,6 +22,7 @@ from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.runner.runner import Runner
 from specdec.sampling import History
+from specdec.tree import chain
 from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
 
 PREFIX, SINGLES = 13, 6  # together they cross a block border
@@ -89,10 +90,10 @@ def check_invariance(model: Model, kernels: Kernels) -> Invariance:
         return Draft(tree, ("probe",) * len(tree))
 
     differences = {}
-    chain = Tree(tuple(text[PREFIX:]), tuple(range(-1, SINGLES - 1)))
+    line = chain(text[PREFIX:])
     burst = probe.sequence(text[:PREFIX], skip_blocks=3)
     probe.run(Span(burst, 0, PREFIX - 1))
-    differences["burst width"] = _difference(probe.run(Span(burst, PREFIX - 1, PREFIX, draft(chain)))[0], expected)
+    differences["burst width"] = _difference(probe.run(Span(burst, PREFIX - 1, PREFIX, draft(line)))[0], expected)
     burst.table.truncate(0)
 
     # Each true node is preceded by a wrong sibling, so that the path lies on every other slot.
@@ -114,7 +115,7 @@ def check_invariance(model: Model, kernels: Kernels) -> Invariance:
 
     other = probe.sequence(text[::-1], skip_blocks=1)
     beside = probe.sequence(text[:PREFIX])
-    both = probe.run(Span(other, 0, len(text)), Span(beside, 0, PREFIX, draft(chain)))
+    both = probe.run(Span(other, 0, len(text)), Span(beside, 0, PREFIX, draft(line)))
     differences["batch"] = _difference(both[1], expected)
     return Invariance(differences, time.perf_counter() - started)
 

@@ -258,7 +258,7 @@ static int check(const Call *c, int64_t rows, int64_t sequences, int64_t n_block
   int64_t slots = c->table_width * BLOCK;
   for (int64_t i = 0; i < rows; i++) {
     if (c->sequence[i] < 0 || c->sequence[i] >= sequences || c->prefix[i] < 0 || c->prefix[i] > slots) return BAD_ROW;
-    if (c->n_path[i] < 0 || c->n_path[i] > c->path_width) return BAD_ROW;
+    if (c->n_path[i] < 0 || c->n_path[i] > c->path_width || c->prefix[i] + c->n_path[i] < 1) return BAD_ROW;
     for (int64_t a = 0; a < c->n_path[i]; a++)
       if (c->path[i * c->path_width + a] < 0 || c->path[i * c->path_width + a] >= slots) return BAD_ROW;
   }

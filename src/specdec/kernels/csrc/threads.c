@@ -82,6 +82,9 @@ static void *worker(void *unused) {
 
 // After fork() the child has none of the workers: it starts its own when it first needs one.
 static void forked(void) {
+  open_chunks = open_chunks >> 32 << 32;  // another thread may have been in a call, whose chunks are not the child's
+  seats = 0;
+  done_chunks = 0;
   n_workers = 0;
   sleeping = 0;
   pthread_mutex_init(&calling, 0);
