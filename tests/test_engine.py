@@ -78,6 +78,27 @@ def test_wrong_drafts_change_nothing_but_speed(ops: Kernels, max_nodes: int) -> 
     assert answer.stats["tokens_per_pass"] == 1
 
 
+def test_drafts_that_fail_are_asked_for_less_often_and_come_back(ops: Kernels) -> None:
+    """After eight refused drafts in a row every fourth pass tries again; one accepted draft brings them back to every pass."""
+    request = Request((3,), GREEDY.replace(max_tokens=100))
+    truth = truth_of([request], plain(ring(256), ops, request))
+
+    class Late(Oracle):
+        """Wrong for the first 60 tokens, right from then on."""
+
+        asked: list[int] = []  # noqa: RUF012
+
+        def _draft(self, sequence, truth):
+            self.asked.append(sequence.n_output)
+            return super()._draft(sequence, [(t + (sequence.n_output < 60)) % V for t in truth])
+
+    (answer,) = run(make_engine(ring(256), ops, drafter=Late(truth), max_nodes=1), [request])
+    assert answer.tokens == [(4 + i) % V for i in range(100)]
+    early, late = [n for n in Late.asked if n < 60], [n for n in Late.asked if n >= 60]
+    assert early == [*range(8), *range(8, 60, 4)]
+    assert late == list(range(60, 99, 2)), "every pass again, two tokens each"
+
+
 @KINDS
 @WIDTHS
 def test_every_length_limit_is_met_exactly(ops: Kernels, kind: str, max_nodes: int) -> None:

@@ -193,6 +193,10 @@ class SpeculationConfig:
     """Names from DRAFTERS, best first; empty is plain decoding."""
     max_nodes: int = 8
     """Most drafted nodes a sequence verifies in one pass."""
+    patience: int = 8
+    """Wholly refused drafts in a row after which a sequence is drafted for less often, since asking and refusing cost time."""
+    retry: int = 4
+    """Passes from one attempt to the next then, until a draft is accepted again."""
 
     ngram_max: int = 4
     ngram_min: int = 2
@@ -228,6 +232,8 @@ class SpeculationConfig:
         _require(len(set(self.drafters)) == len(self.drafters), "drafters", self.drafters, "a list without repeats")
         object.__setattr__(self, "drafters", tuple(self.drafters))
         _require_integer("max_nodes", self.max_nodes, 1, 64, "an integer in [1, 64]")
+        _require_integer("patience", self.patience, 1, math.inf, "an integer >= 1")
+        _require_integer("retry", self.retry, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_max", self.ngram_max, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_min", self.ngram_min, 1, self.ngram_max, f"an integer in [1, ngram_max={self.ngram_max}]")
         depth = self.suffix_depth

@@ -70,6 +70,7 @@ class Engine:
             max_nodes=speculation.max_nodes if self.drafter else 0,
         )
         self.stats = Stats()
+        self._patience, self._retry = speculation.patience, speculation.retry
         self._kernels = kernels
         self._runner = Runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -189,10 +190,14 @@ class Engine:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
 
+    def _drafts_pay(self, sequence: Sequence) -> bool:
+        """Is this sequence to be drafted for in this pass? Every time while drafts come true now and then, else seldom."""
+        return sequence.refused < self._patience or sequence.stats.target_passes % self._retry == 0
+
     def _draft(self, grants: list[Grant]) -> Step:
         """Ask for drafts where there is leave to verify them."""
         drafts: dict[int, Draft] = {}
-        askers = [grant for grant in grants if grant.nodes]
+        askers = [grant for grant in grants if grant.nodes and self._drafts_pay(grant.sequence)]
         if self.drafter and askers:
             proposed = self.drafter.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers])
             for grant, proposal in zip(askers, proposed, strict=True):
@@ -260,6 +265,8 @@ class Engine:
         # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
         sequence.n_cached = len(sequence.tokens) - 1
         sequence.table.truncate(sequence.n_cached)
+        if len(span.draft):
+            sequence.refused = 0 if path else sequence.refused + 1
         for stats in (self.stats, sequence.stats):
             stats.record_burst(span.draft, depths(tree), path, len(emitted))
         return Delta(
