@@ -132,7 +132,7 @@ def main() -> None:
             f"{s['tokens_per_second_on']:6.1f}"
         )
     if arguments.json:
-        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "json"}
         settings["kernels"] = on.kernels.name
         result = {"provenance": provenance(), "settings": settings, "summary": summaries, "prompts": rows}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
