@@ -327,8 +327,11 @@ def test_bad_words_of_white_space_ban_just_that(llm: LLM) -> None:
 
 @pytest.mark.parametrize("text", ["\ud800", "ok \udcff"])
 def test_half_a_character_is_a_request_error(llm: LLM, text: str) -> None:
-    """Text that is no Unicode is refused with its place, as a prompt and in a message."""
+    """Text that is no Unicode is refused with its place: as a prompt, in a message, as a bad word."""
     with pytest.raises(RequestError, match="surrogate"):
         llm.generate(text, GREEDY)
     with pytest.raises(RequestError, match="surrogate"):
         llm.chat([{"role": "user", "content": text}], GREEDY)
+    with pytest.raises(RequestError, match="surrogate"):
+        llm.generate("hi", GREEDY.replace(bad_words=(text,)))
+    assert idle(llm)

@@ -42,6 +42,11 @@ def _require(ok: bool, name: str, value: object, rule: str) -> None:
         raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
 
+def check_precision(precision: object) -> None:
+    """Raise ConfigError unless it is one of PRECISIONS."""
+    _require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

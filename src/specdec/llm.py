@@ -10,6 +10,7 @@ import dataclasses
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import torch
@@ -17,12 +18,12 @@ import torch
 from specdec import kernels as arithmetic
 from specdec.config import (
     DEFAULT_MODEL,
-    PRECISIONS,
     ConfigError,
     EngineConfig,
     Precision,
     SamplingParams,
     SpeculationConfig,
+    check_precision,
     from_dict,
 )
 from specdec.engine import Engine, RequestError
@@ -98,8 +99,7 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        check_precision(precision)  # before anything is fetched
         if isinstance(speculation, str):
             speculation = SpeculationConfig.parse(speculation)
         where = _device(device)
@@ -223,17 +223,13 @@ class LLM:
             )
         if not _is_conversation(conversation):
             raise RequestError(f"a conversation must be a list of mappings with role and content, got {conversation!r}")
-        try:
+        with _text_of_a_request():
             return self.tokenizer.chat(conversation, **template)  # type: ignore[arg-type]
-        except TextError as error:
-            raise RequestError(str(error)) from error
 
     def _encode(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
-            try:
+            with _text_of_a_request():
                 return self.tokenizer.encode(prompt, add_special=True)
-            except TextError as error:
-                raise RequestError(str(error)) from error
         if _is_ids(prompt):
             return prompt
         raise RequestError(f"a prompt must be text or a list of token ids, got {prompt!r}")
@@ -290,7 +286,8 @@ class LLM:
         for word in params.bad_words:
             bare = word.lstrip(" ")
             texts = (bare, " " + bare) if bare.strip() else (word,)  # white space is banned as it stands
-            spellings = [self.tokenizer.encode(text, add_special=False) for text in texts]
+            with _text_of_a_request():
+                spellings = [self.tokenizer.encode(text, add_special=False) for text in texts]
             possible = [tuple(ids) for ids in spellings if ids and max(ids) < vocab_size]
             if not possible:
                 raise RequestError(f"the bad word {word!r} cannot be written in this model's vocabulary")
@@ -350,6 +347,15 @@ class Stream(Iterator[Chunk]):
         # Garbage is collected anywhere, also in the middle of a pass: the engine must not be touched here.
         if self._open:
             self._llm._abandoned += self._runs
+
+
+@contextmanager
+def _text_of_a_request() -> Iterator[None]:
+    """Text that cannot be encoded is the request's fault."""
+    try:
+        yield
+    except TextError as error:
+        raise RequestError(str(error)) from error
 
 
 def _device(name: str) -> torch.device:

@@ -12,6 +12,7 @@ from forward import attention_of, batch_of, greedy, logits_of
 from scalings import SCALINGS
 
 from specdec import kernels
+from specdec.config import ConfigError
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 
@@ -185,3 +186,11 @@ def test_precisions_differ_as_expected(tmp_path):
     assert load(folder).kv_dtype is torch.float32
     assert 1e-4 < errors["bf16"] < errors["q8"] < errors["q4"] < 1.5
     assert torch.equal(logits_of(load(folder, "auto"), SHORT), logits_of(load(folder, "q8"), SHORT))
+
+
+@pytest.mark.parametrize("precision", ["q3", "Q8", "fp16"])
+def test_an_unknown_precision_is_not_another_one(tmp_path: Path, precision: str) -> None:
+    """A name that nobody knows would fall through to float32, slow and mislabelled: it is refused instead."""
+    device = torch.device("cpu")
+    with pytest.raises(ConfigError, match="precision must be one of"):
+        load_model(resolve(str(tiny(tmp_path))), precision, kernels.select(device), device)

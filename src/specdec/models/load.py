@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.config import Precision
+from specdec.config import Precision, check_precision
 from specdec.kernels.base import Kernels
 from specdec.models import checkpoint, gguf, gguf_model
 from specdec.models.checkpoint import CheckpointWeights
@@ -29,9 +29,11 @@ def load_model(source: Source, precision: Precision, kernels: Kernels, device: t
         device: where weights and activations lie.
 
     Raises:
+        ConfigError: the precision is unknown.
         ModelError: a file is missing, damaged or of a kind that is not supported, or a tensor is missing, unexpected, of the
             wrong shape, or does not allow the precision; the message names the file and the tensor.
     """
+    check_precision(precision)
     if precision == "auto":
         precision = "blocks" if device.type == "cpu" else "bf16"
     weights: Weights = GgufWeights(gguf.read(source.path)) if source.kind == "gguf" else CheckpointWeights(source.path)
