@@ -1,7 +1,7 @@
 // y = x W^T for a weight in groups of 32 (blocks.h): rows are quantised first, then each thread takes a range of channels.
 #include <stdlib.h>
 
-#include "blocks.h"
+#include "products.h"
 #include "threads.h"
 
 #define PREFETCH_BYTES 1536  // ahead in the stream of weights, which rarely fit a cache
@@ -9,7 +9,8 @@
 #define GRAIN 96             // groups of 16 channels times (2 + rows) that are worth a thread
 
 // Sixteen channels of R rows. R and q4 are constants where this is inlined.
-ALWAYS void tile(const uint8_t *w, const RowGroup *x, float *y, int64_t groups, int64_t n, int lanes, int R, int q4) {
+ALWAYS void tile(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int R,
+                 int q4) {
   const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
   f32x16 sum[MOST_ROWS];
   for (int r = 0; r < R; r++) sum[r] = f_zero();
@@ -27,14 +28,16 @@ ALWAYS void tile(const uint8_t *w, const RowGroup *x, float *y, int64_t groups, 
     }
   }
   for (int r = 0; r < R; r++) {
-    if (lanes == LANES) f_store(y + r * n, sum[r]);
-    else f_store_n(y + r * n, sum[r], lanes);
+    if (add) sum[r] = f_add(lanes == LANES ? f_load(add + r * ld) : f_load_n(add + r * ld, lanes), sum[r]);
+    if (lanes == LANES) f_store(y + r * ld, sum[r]);
+    else f_store_n(y + r * ld, sum[r], lanes);
   }
 }
 
-ALWAYS void channels(const uint8_t *w, const RowGroup *x, float *y, int64_t rows, int64_t groups, int64_t n, int lanes, int q4) {
+ALWAYS void block(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
+                  int lanes, int q4) {
   int64_t r = 0;
-#define ROWS(R) tile(w, x + r * groups, y + r * n, groups, n, lanes, R, q4)
+#define ROWS(R) tile(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, R, q4)
   for (; r + MOST_ROWS <= rows; r += MOST_ROWS) ROWS(MOST_ROWS);
   if (rows - r >= 4) ROWS(4), r += 4;
   switch (rows - r) {
@@ -43,6 +46,17 @@ ALWAYS void channels(const uint8_t *w, const RowGroup *x, float *y, int64_t rows
     case 1: ROWS(1); break;
   }
 #undef ROWS
+}
+
+void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, int64_t groups, int64_t n, int64_t first,
+                    int64_t last, float *y, const float *add, int64_t ld) {
+  const int64_t bytes = groups * (q4 ? Q4_BYTES : Q8_BYTES);
+  for (int64_t b = first; b < last; b++) {
+    const int lanes = n - b * LANES < LANES ? (int)(n - b * LANES) : LANES;
+    const float *from = add ? add + b * LANES : 0;
+    if (q4) block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 1);
+    else block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 0);
+  }
 }
 
 typedef struct {
@@ -62,12 +76,9 @@ static void quantise_chunk(void *context, int64_t i) {
 
 static void product_chunk(void *context, int64_t i) {
   const Call *c = context;
-  const int64_t blocks = (c->n + LANES - 1) / LANES, bytes = c->groups * (c->q4 ? Q4_BYTES : Q8_BYTES);
-  for (int64_t b = part(blocks, c->chunks, i); b < part(blocks, c->chunks, i + 1); b++) {
-    const int lanes = c->n - b * LANES < LANES ? (int)(c->n - b * LANES) : LANES;
-    if (c->q4) channels(c->w + b * bytes, c->quantised, c->y + b * LANES, c->rows, c->groups, c->n, lanes, 1);
-    else channels(c->w + b * bytes, c->quantised, c->y + b * LANES, c->rows, c->groups, c->n, lanes, 0);
-  }
+  const int64_t blocks = (c->n + LANES - 1) / LANES;
+  block_channels(c->w, c->q4, c->quantised, c->rows, c->groups, c->n, part(blocks, c->chunks, i), part(blocks, c->chunks, i + 1),
+                 c->y, 0, c->n);
 }
 
 // x [rows, k], y [rows, n] contiguous; q4 or else q8. Returns 1 where there was no memory for the quantised rows.
