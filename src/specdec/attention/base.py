@@ -7,10 +7,14 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from specdec.kernels.base import Rows
+from specdec.kv.pool import Pool
 
 
 class Attention(ABC):
     """Attention over the paged pool. A row's result depends on its own list of keys and on nothing else."""
+
+    native_pool: Pool | None = None
+    """The pool, where native code may store and attend in it by itself."""
 
     @abstractmethod
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int) -> Tensor:

@@ -13,6 +13,7 @@ class NativeAttention(Attention):
     """Stores the rows' keys and values, then lets each row walk its own list of slots; nothing is gathered or copied."""
 
     def __init__(self, pool: Pool, kernels: Kernels) -> None:
+        self.native_pool = pool
         self._layers = list(zip(pool.keys.unbind(), pool.values.unbind(), strict=True))
         self._kernels = kernels
 

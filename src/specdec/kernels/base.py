@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from specdec.config import Precision  # noqa: F401
+    from specdec.kernels.fused import DecoderWeights, FusedDecoder
 
 GROUP = 32
 """Weights, and entries of a row, that share a scale."""
@@ -132,6 +132,10 @@ class Kernels(ABC):
         The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter. -1 where every entry is
         -inf or one is NaN.
         """
+
+    def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:  # noqa: ARG002
+        """All operations of a pass over these weights as one call with the same bits; None where they run one by one."""
+        return None
 
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer

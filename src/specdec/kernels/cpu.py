@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.kernels.base import BlockWeight, DenseWeight
 from specdec.kernels.cpu_rows import RowOps
+from specdec.kernels.fused import DecoderWeights, FusedDecoder, why_not
 from specdec.kernels.library import FULL_NAMES, INT, LONG, POINTER, Library
 
 
@@ -15,6 +16,7 @@ class NativeKernels(RowOps):
 
     def __init__(self, library: Library) -> None:
         super().__init__(library)
+        self._library = library
         self.name = FULL_NAMES[library.isa]
         self._block = library.function("block_linear", POINTER, POINTER, POINTER, LONG, LONG, LONG, INT, returns=INT)
         self._dense = library.function("dense_linear", POINTER, POINTER, POINTER, LONG, LONG, LONG, INT)
@@ -32,6 +34,9 @@ class NativeKernels(RowOps):
         bf16 = weight.data.dtype is torch.bfloat16
         self._dense(x.data_ptr(), weight.data.data_ptr(), y.data_ptr(), rows, weight.n, weight.k, bf16)
         return y
+
+    def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
+        return None if why_not(weights) else FusedDecoder(self._library, weights)
 
 
 def _check(x: Tensor, k: int) -> int:

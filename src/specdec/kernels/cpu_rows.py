@@ -15,10 +15,10 @@ from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
 MOST_TOP = 32
 """The longest list that ``top`` keeps."""
 
-NO_MEMORY = 3
-_ERRORS = {
-    1: "a row names a table, a slot or a path outside the tables: check sequence, slot, prefix, path and n_path",
-    2: "a table names a block outside the pool",
+BAD_ROW, BAD_BLOCK, NO_MEMORY = 1, 2, 3
+ERRORS = {
+    BAD_ROW: "a row names a table, a slot or a path outside the tables: check sequence, slot, prefix, path and n_path",
+    BAD_BLOCK: "a table names a block outside the pool",
     NO_MEMORY: "there is no memory for the scores",
 }
 
@@ -42,7 +42,7 @@ def _row_stride(name: str, x: Tensor) -> int:
     return strides[0]
 
 
-def _check_rows(rows: Rows) -> None:
+def check_rows(rows: Rows) -> None:
     """Every tensor is contiguous int32 on the CPU, and all agree on the number of rows. (What they hold, the C side checks.)"""
     m, (n_tables, _) = len(rows), rows.tables.shape
     for name in ("tables", "sequence", "slot", "prefix", "path", "n_path"):
@@ -124,7 +124,7 @@ class RowOps(Kernels):
             m, kv_heads, hd,
         )  # fmt: skip
         if wrong:
-            raise IndexError(_ERRORS[wrong])
+            raise IndexError(ERRORS[wrong])
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
         stride, (m, heads, hd) = _row_stride("q", q), q.shape
@@ -139,14 +139,14 @@ class RowOps(Kernels):
             m, heads, kv_heads, hd, scale, window,
         )  # fmt: skip
         if wrong:
-            raise MemoryError(_ERRORS[wrong]) if wrong == NO_MEMORY else IndexError(_ERRORS[wrong])
+            raise MemoryError(ERRORS[wrong]) if wrong == NO_MEMORY else IndexError(ERRORS[wrong])
         return out
 
     def _pointers(self, rows: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The arguments that stand for ``rows`` in store and in attend; the same rows come once per layer, so they are kept."""
         held, places, lists = self._rows
         if held is not rows:
-            _check_rows(rows)
+            check_rows(rows)
             tables = rows.tables.data_ptr(), *rows.tables.shape, rows.sequence.data_ptr()
             places = *tables, rows.slot.data_ptr()
             lists = *tables, rows.prefix.data_ptr(), rows.path.data_ptr(), rows.path.shape[1], rows.n_path.data_ptr()

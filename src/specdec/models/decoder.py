@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.attention.base import Attention
 from specdec.config import Precision
 from specdec.kernels.base import Kernels
+from specdec.kernels.fused import DecoderWeights, LayerWeights
 from specdec.models.architecture import Architecture
 from specdec.models.base import Batch, Model, Shape
 from specdec.models.layers import RotaryTable
@@ -59,6 +60,8 @@ class Decoder(Model):
         self.head = head
         self._rotary = RotaryTable(a.rope, device)
         self._scale = a.head_dim**-0.5
+        weights = self._weights()
+        self._fused = weights and kernels.fuse(weights)
 
     @property
     def n_bytes(self) -> int:
@@ -70,8 +73,10 @@ class Decoder(Model):
         a, rms_norm = self.architecture, self.kernels.rms_norm
         if unknown := set(taps) - set(range(a.n_layers)):
             raise ValueError(f"taps {sorted(unknown)} are not layers of this model, which has layers 0 to {a.n_layers - 1}")
-        n_rows, last, tapped = len(batch.tokens), a.n_layers - 1, {}
         angles = self._rotary(batch.positions, batch.lengths)
+        if self._fused and (pool := attention.native_pool):
+            return self._fused(batch.tokens, *angles, batch.rows, batch.wanted, pool.keys, pool.values, taps)
+        n_rows, last, tapped = len(batch.tokens), a.n_layers - 1, {}
         x = self.embedding(batch.tokens)  # [M, d]
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(rms_norm(x, layer.attention_norm, a.rms_eps))
@@ -104,3 +109,39 @@ class Decoder(Model):
         kernels.rope(q, cos, sin)
         kernels.rope(k, cos, sin)
         return q, k, v
+
+    def _weights(self) -> DecoderWeights | None:
+        """What a fused pass takes; None where a matrix is not packed for the CPU."""
+        a = self.architecture
+        layers = []
+        for layer, window in zip(self.layers, a.windows, strict=True):
+            qkv, out, gate_up, down = (m.matrix() for m in (layer.qkv, layer.out, layer.gate_up, layer.down))
+            if not (qkv and out and gate_up and down):
+                return None
+            layers.append(
+                LayerWeights(
+                    attention_norm=layer.attention_norm,
+                    qkv=qkv,
+                    q_norm=layer.q_norm,
+                    k_norm=layer.k_norm,
+                    out=out,
+                    ffn_norm=layer.ffn_norm,
+                    gate_up=gate_up,
+                    down=down,
+                    window=window,
+                )
+            )
+        head, embedding = self.head.matrix(), self.embedding.weight.matrix()
+        if not (head and embedding):
+            return None
+        return DecoderWeights(
+            layers=layers,
+            heads=a.n_heads,
+            kv_heads=a.n_kv_heads,
+            head_dim=a.head_dim,
+            eps=a.rms_eps,
+            scale=self._scale,
+            norm=self.norm,
+            head=head,
+            embedding=embedding,
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.config import Precision
 from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
+from specdec.kernels.fused import Matrix
 from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
 
 
@@ -41,6 +42,10 @@ class Linear(ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of W itself: ids [M] int64 -> [M, k] f32."""
 
+    def matrix(self) -> Matrix | None:
+        """The packed weights, for kernels that take a whole model; None where they are not packed for the CPU."""
+        return None
+
     @property
     @abstractmethod
     def n_bytes(self) -> int:
@@ -60,6 +65,9 @@ class BlockLinear(Linear):
 
     def rows(self, ids: Tensor) -> Tensor:
         return rows(self.weight, ids)
+
+    def matrix(self) -> Matrix:
+        return Matrix((self.weight,))
 
     @property
     def n_bytes(self) -> int:
@@ -81,6 +89,9 @@ class DenseLinear(Linear):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
             raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
         return self.weight.data[ids // LANES, :, ids % LANES].float()
+
+    def matrix(self) -> Matrix:
+        return Matrix((self.weight,))
 
     @property
     def n_bytes(self) -> int:
@@ -126,6 +137,10 @@ class StackedLinear(Linear):
             raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
         return y
 
+    def matrix(self) -> Matrix | None:
+        matrices = [part.matrix() for part in self.parts]
+        return None if None in matrices else Matrix(tuple(p for matrix in matrices if matrix for p in matrix.parts))
+
     @property
     def n_bytes(self) -> int:
         return sum(part.n_bytes for part in self.parts)
@@ -145,6 +160,10 @@ class BiasedLinear(Linear):
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.linear.rows(ids)
+
+    def matrix(self) -> Matrix | None:
+        matrix = self.linear.matrix()
+        return matrix and Matrix(matrix.parts, self.bias)
 
     @property
     def n_bytes(self) -> int:

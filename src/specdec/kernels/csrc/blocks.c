@@ -53,9 +53,10 @@ void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, i
   const int64_t bytes = groups * (q4 ? Q4_BYTES : Q8_BYTES);
   for (int64_t b = first; b < last; b++) {
     const int lanes = n - b * LANES < LANES ? (int)(n - b * LANES) : LANES;
-    const float *from = add ? add + b * LANES : 0;
-    if (q4) block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 1);
-    else block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 0);
+    float *to = y + (b - first) * LANES;
+    const float *from = add ? add + (b - first) * LANES : 0;
+    if (q4) block(w + b * bytes, x, to, from, rows, groups, ld, lanes, 1);
+    else block(w + b * bytes, x, to, from, rows, groups, ld, lanes, 0);
   }
 }
 
@@ -77,8 +78,8 @@ static void quantise_chunk(void *context, int64_t i) {
 static void product_chunk(void *context, int64_t i) {
   const Call *c = context;
   const int64_t blocks = (c->n + LANES - 1) / LANES;
-  block_channels(c->w, c->q4, c->quantised, c->rows, c->groups, c->n, part(blocks, c->chunks, i), part(blocks, c->chunks, i + 1),
-                 c->y, 0, c->n);
+  const int64_t first = part(blocks, c->chunks, i), last = part(blocks, c->chunks, i + 1);
+  block_channels(c->w, c->q4, c->quantised, c->rows, c->groups, c->n, first, last, c->y + first * LANES, 0, c->n);
 }
 
 // x [rows, k], y [rows, n] contiguous; q4 or else q8. Returns 1 where there was no memory for the quantised rows.

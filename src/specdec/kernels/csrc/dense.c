@@ -62,9 +62,10 @@ void dense_channels(const void *w, int bf16, const float *x, int64_t rows, int64
   for (int64_t b = first; b < last; b += MOST_BLOCKS) {
     const int count = last - b < MOST_BLOCKS ? (int)(last - b) : MOST_BLOCKS;
     const char *from = (const char *)w + b * LANES * k * (bf16 ? 2 : 4);
-    const float *added = add ? add + b * LANES : 0;
-    if (bf16) several(from, x, y + b * LANES, added, rows, ld, k, n - b * LANES, count, 1);
-    else several(from, x, y + b * LANES, added, rows, ld, k, n - b * LANES, count, 0);
+    float *to = y + (b - first) * LANES;
+    const float *added = add ? add + (b - first) * LANES : 0;
+    if (bf16) several(from, x, to, added, rows, ld, k, n - b * LANES, count, 1);
+    else several(from, x, to, added, rows, ld, k, n - b * LANES, count, 0);
   }
 }
 
@@ -78,8 +79,8 @@ typedef struct {
 
 static void dense_chunk(void *context, int64_t i) {
   const Call *c = context;
-  dense_channels(c->w, c->bf16, c->x, c->rows, c->k, c->n, part(c->blocks, c->chunks, i), part(c->blocks, c->chunks, i + 1), c->y,
-                 0, c->n);
+  const int64_t first = part(c->blocks, c->chunks, i), last = part(c->blocks, c->chunks, i + 1);
+  dense_channels(c->w, c->bf16, c->x, c->rows, c->k, c->n, first, last, c->y + first * LANES, 0, c->n);
 }
 
 // x [rows, k], y [rows, n] contiguous.

@@ -8,7 +8,8 @@
 #define dense_channels NAME3(dense_channels, SPECDEC_ISA)
 
 // Channels 16 first .. min(16 last, n) - 1 of y = x W^T, or of y = add + x W^T where `add` is given (the product is summed
-// first, then added). x [rows, groups] quantised; y and add [rows, ld], both starting at channel 0; add may be y.
+// first, then added). x [rows, groups] quantised; y and add point at
+// channel 16 first of the first row and have rows ld apart; add may be y.
 void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, int64_t groups, int64_t n, int64_t first,
                     int64_t last, float *y, const float *add, int64_t ld);
 

@@ -1,0 +1,318 @@
+// A whole pass of a decoder: from token ids to logits, with one region of threads for each product and for attention.
+//
+// What a row goes through is what the single kernels compute, in the same order and to the same bit: the functions for one
+// row or some channels are shared with them. What is saved is everything between them: calls, allocations, and writing and
+// reading back what the next step takes from the cache anyway. A head is normed, turned and stored by the thread that
+// multiplied it; gate and up meet while both are at hand and become the quantised rows of the next product.
+#include "decoder.h"
+
+#include <stdlib.h>
+
+#include "pointwise.h"
+#include "products.h"
+#include "threads.h"
+
+#define SLAB 64           // rows that a chunk takes at once
+#define MOST_HEAD 256     // entries of a head
+#define CHUNK 24576       // bytes of weights worth a chunk
+#define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
+
+int NAME3(attend, SPECDEC_ISA)(const float *q, int64_t q_stride, const void *keys, const void *values, int bf16,
+                               int64_t n_blocks, const int32_t *tables, int64_t sequences, int64_t table_width,
+                               const int32_t *sequence, const int32_t *prefix, const int32_t *path, int64_t path_width,
+                               const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd,
+                               float scale, int64_t window);
+
+enum { OK, BAD_ROW, BAD_BLOCK, NO_MEMORY, BAD_TOKEN };
+
+// The rows of a product in the forms that its parts take.
+typedef struct {
+  float *x;     // [rows, k]
+  RowGroup *q;  // [rows, k / 32]
+} Input;
+
+typedef struct {
+  const Decoder *decoder;
+  const Pass *pass;
+  const Layer *layer;
+  char *keys, *values;  // of this layer
+  int64_t rows;         // all of the pass, or the wanted ones after the last layer's attention
+  float *x;             // [rows, d] the residual stream
+  float *q;             // [rows, heads * hd]
+  Input normed, attended, hidden;
+  float *spare;  // [rows, d], where a product with a bias meets it
+  // The product, or the rows to prepare, that the current region works on.
+  const Matrix *matrix;
+  Input input;
+  const float *norm;
+  float *y;
+  int64_t n_chunks, slabs;
+} Run;
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int has(const Matrix *m, int blocks) {
+  for (int64_t i = 0; i < m->n_parts; i++)
+    if ((m->parts[i].kind <= Q8) == blocks) return 1;
+  return 0;
+}
+
+// Blocks [first, last) of sixteen channels for some rows from `row` on: y = x W^T, or add + x W^T. y and add point at the
+// first row and channel; a row of theirs is ld long.
+static void product(const Matrix *m, const Input *in, int64_t row, int64_t rows, int64_t first, int64_t last, float *y,
+                    const float *add, int64_t ld) {
+  const int64_t groups = m->k / GROUP;
+  int64_t at = 0;
+  for (const Part *p = m->parts; p < m->parts + m->n_parts; p++) {
+    const int64_t blocks = (p->n + LANES - 1) / LANES, lo = first > at ? first : at, hi = least(last, at + blocks);
+    if (lo < hi) {
+      float *to = y + (lo - first) * LANES;
+      const float *from = add ? add + (lo - first) * LANES : 0;
+      if (p->kind <= Q8)
+        block_channels(p->data, p->kind == Q4, in->q + row * groups, rows, groups, p->n, lo - at, hi - at, to, from, ld);
+      else dense_channels(p->data, p->kind == BF16, in->x + row * m->k, rows, m->k, p->n, lo - at, hi - at, to, from, ld);
+    }
+    at += blocks;
+  }
+}
+
+static void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int64_t n, int64_t ld) {
+  if (!m->bias) return;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
+}
+
+// One region over `units` of work by slabs of rows.
+static void region(Run *run, int64_t units, const Matrix *m, int64_t rows, Chunk *chunk) {
+  run->n_chunks = units;
+  run->slabs = (rows + SLAB - 1) / SLAB;
+  specdec_parallel(threads_for((m->n + LANES - 1) / LANES * (m->k / LANES) / 2 * (2 + rows), GRAIN), units * run->slabs, chunk, run);
+}
+
+// The rows of slab i: the first one; how many in *rows.
+static int64_t slab(const Run *run, int64_t i, int64_t *rows) {
+  const int64_t first = i * SLAB;
+  *rows = least(SLAB, run->rows - first);
+  return first;
+}
+
+// Chunks of at least CHUNK bytes that a matrix is cut into.
+static int64_t chunks_of(const Matrix *m) {
+  const int64_t blocks = (m->n + LANES - 1) / LANES;
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < m->n_parts; i++) {
+    static const int64_t per_group[] = {Q4_BYTES, Q8_BYTES, 2 * LANES * GROUP, 4 * LANES * GROUP};
+    bytes += (m->parts[i].n + LANES - 1) / LANES * m->k / GROUP * per_group[m->parts[i].kind];
+  }
+  const int64_t wanted = bytes / CHUNK;
+  return wanted < 1 ? 1 : least(wanted, blocks);
+}
+
+// Rows become the input of a product: normed if a norm is given, quantised if the product takes that.
+static void prepare_rows(const Run *run, int64_t first, int64_t last) {
+  const int64_t k = run->matrix->k, groups = k / GROUP;
+  const int quantised = has(run->matrix, 1);
+  for (int64_t r = first; r < last; r++) {
+    float *x = run->input.x + r * k;
+    if (run->norm) norm_row(run->x + r * k, run->norm, x, k, run->decoder->eps);
+    for (int64_t g = 0; quantised && g < groups; g++) quantise(x + g * GROUP, run->input.q + r * groups + g);
+  }
+}
+
+static void prepare_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  prepare_rows(run, part(run->rows, run->n_chunks, i), part(run->rows, run->n_chunks, i + 1));
+}
+
+static void prepare(Run *run, const Matrix *m, Input in, const float *norm) {
+  run->matrix = m;
+  run->input = in;
+  run->norm = norm;
+  const int threads = threads_for(run->rows * m->k, 4096);
+  run->n_chunks = chunks_for(threads, run->rows);
+  specdec_parallel(threads, run->n_chunks, prepare_chunk, run);
+}
+
+// One query, key or value head.
+static void head_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  const int64_t hd = d->hd, half = hd / 2, h = i % run->n_chunks, kv = h - d->heads, ld = kv < 0 ? d->heads * hd : hd;
+  const int is_value = kv >= d->kv_heads;
+  const float *norm = kv < 0 ? run->layer->q_norm : is_value ? 0 : run->layer->k_norm;
+  float scratch[SLAB * MOST_HEAD];
+  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
+  float *y = kv < 0 ? run->q + first * ld + h * hd : scratch;
+  product(&run->layer->qkv, &run->normed, first, rows, h * hd / LANES, (h + 1) * hd / LANES, y, 0, ld);
+  add_bias(&run->layer->qkv, h * hd, y, rows, hd, ld);
+  for (int64_t r = 0; r < rows; r++) {
+    float *x = y + r * ld;
+    const int64_t row = first + r;
+    if (norm) norm_row(x, norm, x, hd, d->eps);
+    if (!is_value) turn_row(x, p->cosine + row * half, p->sine + row * half, 1, half);
+    if (kv < 0) continue;
+    const int64_t block = p->tables[p->sequence[row] * p->table_width + p->slot[row] / LANES], t = p->slot[row] % LANES;
+    const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * LANES * hd;
+    if (is_value) store_value(x, run->values, at, t, (int)p->bf16, hd);
+    else store_key(x, run->keys, at, t, (int)p->bf16, hd);
+  }
+}
+
+// Thirty-two channels of gate and of up become as many of silu(gate) * up.
+static void gate_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  const Matrix *m = &run->layer->gate_up;
+  const int64_t f = run->decoder->ffn, u = i % run->n_chunks;
+  const int quantised = has(&run->layer->down, 1), floats = has(&run->layer->down, 0);
+  float gate[SLAB * GROUP], up[SLAB * GROUP];
+  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
+  product(m, &run->normed, first, rows, 2 * u, 2 * u + 2, gate, 0, GROUP);
+  product(m, &run->normed, first, rows, f / LANES + 2 * u, f / LANES + 2 * u + 2, up, 0, GROUP);
+  add_bias(m, u * GROUP, gate, rows, GROUP, GROUP);
+  add_bias(m, f + u * GROUP, up, rows, GROUP, GROUP);
+  for (int64_t r = 0; r < rows; r++) {
+    float *g = gate + r * GROUP;
+    for (int64_t k = 0; k < GROUP; k += LANES) f_store(g + k, f_mul(silu(f_load(g + k)), f_load(up + r * GROUP + k)));
+    if (quantised) quantise(g, run->hidden.q + (first + r) * (f / GROUP) + u);
+    if (floats) memcpy(run->hidden.x + (first + r) * f + u * GROUP, g, GROUP * sizeof(float));
+  }
+}
+
+// Some channels of x += product.
+static void residual_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  const Matrix *m = run->matrix;
+  const int64_t d = m->n, blocks = (d + LANES - 1) / LANES, u = i % run->n_chunks;
+  const int64_t b = part(blocks, run->n_chunks, u), end = part(blocks, run->n_chunks, u + 1), c = b * LANES;
+  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
+  float *x = run->x + first * d + c;
+  if (!m->bias) {
+    product(m, &run->input, first, rows, b, end, x, x, d);
+    return;
+  }
+  float *y = run->spare + first * d + c;
+  const int64_t n = least(end * LANES, d) - c;
+  product(m, &run->input, first, rows, b, end, y, 0, d);
+  add_bias(m, c, y, rows, n, d);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t k = 0; k < n; k++) x[r * d + k] += y[r * d + k];
+}
+
+static void add_product(Run *run, const Matrix *m, Input in) {
+  run->matrix = m;
+  run->input = in;
+  region(run, chunks_of(m), m, run->rows, residual_chunk);
+}
+
+static void logits_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  const Matrix *m = run->matrix;
+  const int64_t blocks = (m->n + LANES - 1) / LANES, u = i % run->n_chunks;
+  const int64_t b = part(blocks, run->n_chunks, u), end = part(blocks, run->n_chunks, u + 1);
+  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
+  product(m, &run->input, first, rows, b, end, run->pass->logits + first * m->n + b * LANES, 0, m->n);
+}
+
+// Row `id` of a matrix of one part, as quant/blocks.py reads it.
+static void embed(const Matrix *m, int64_t id, float *x) {
+  const int64_t block = id / LANES, lane = id % LANES, kind = m->parts->kind;
+  for (int64_t k = 0; kind > Q8 && k < m->k; k++) {
+    const int64_t at = (block * m->k + k) * LANES + lane;
+    x[k] = kind == BF16 ? from_bf16(((const uint16_t *)m->parts->data)[at]) : ((const float *)m->parts->data)[at];
+  }
+  if (kind > Q8) return;
+  const int64_t bytes = kind == Q4 ? Q4_BYTES : Q8_BYTES, width = kind == Q4 ? 256 : 512;
+  for (int64_t g = 0; g < m->k / GROUP; g++, x += GROUP) {
+    const uint8_t *w = (const uint8_t *)m->parts->data + (block * (m->k / GROUP) + g) * bytes, *codes = w + 4 * lane;
+    float scale[LANES], offset[LANES] = {0};
+    f_store(scale, f_load_f16((const uint16_t *)(w + width)));
+    if (kind == Q4) f_store(offset, f_load_f16((const uint16_t *)(w + width) + LANES));
+    for (int p = 0; p < width / 64; p++)
+      for (int e = 0; e < 4; e++) {
+        const uint8_t code = codes[64 * p + e];
+        if (kind == Q8) {
+          x[4 * p + e] = (float)(int8_t)code * scale[lane];
+        } else {
+          x[4 * p + e] = (float)(code & 15) * scale[lane] + offset[lane];
+          x[16 + 4 * p + e] = (float)(code >> 4) * scale[lane] + offset[lane];
+        }
+      }
+  }
+}
+
+static int check(const Decoder *d, const Pass *p) {
+  for (int64_t i = 0; i < p->rows; i++) {
+    if (p->tokens[i] < 0 || p->tokens[i] >= d->embedding.n) return BAD_TOKEN;
+    if (p->sequence[i] < 0 || p->sequence[i] >= p->sequences) return BAD_ROW;
+    if (p->slot[i] < 0 || p->slot[i] >= p->table_width * LANES) return BAD_ROW;
+  }
+  for (int64_t i = 0; i < p->n_wanted; i++)
+    if (p->wanted[i] < 0 || p->wanted[i] >= p->rows || (i && p->wanted[i] <= p->wanted[i - 1])) return BAD_ROW;
+  for (int64_t b = 0; b < p->sequences * p->table_width; b++)
+    if (p->tables[b] < 0 || p->tables[b] >= p->n_blocks) return BAD_BLOCK;
+  return OK;
+}
+
+// Keep the wanted ones of some rows of width d, in place.
+static void keep(const Pass *p, float *x, int64_t d) {
+  for (int64_t i = 0; i < p->n_wanted; i++)
+    if (p->wanted[i] != i) memcpy(x + i * d, x + p->wanted[i] * d, (size_t)d * sizeof(float));
+}
+
+static int run_layer(Run *run, int64_t i) {
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  const Layer *layer = run->layer = d->layers + i;
+  const int64_t width = d->heads * d->hd, step = p->n_blocks * d->kv_heads * LANES * d->hd * (p->bf16 ? 2 : 4);
+  const int last = i == d->n_layers - 1;
+  run->keys = p->keys + i * step;
+  run->values = p->values + i * step;
+  prepare(run, &layer->qkv, run->normed, layer->attention_norm);
+  region(run, d->heads + 2 * d->kv_heads, &layer->qkv, run->rows, head_chunk);
+  if (last && !p->n_wanted) return OK;
+  int wrong = NAME3(attend, SPECDEC_ISA)(run->q, width, run->keys, run->values, (int)p->bf16, p->n_blocks, p->tables,
+                                         p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width,
+                                         p->n_path, run->attended.x, run->rows, d->heads, d->kv_heads, d->hd, d->scale,
+                                         layer->window);
+  if (wrong) return wrong;
+  if (last) {  // every key and value is stored by now: from here on only the wanted rows matter
+    keep(p, run->x, d->d);
+    keep(p, run->attended.x, width);
+    run->rows = p->n_wanted;
+  }
+  prepare(run, &layer->out, run->attended, 0);
+  add_product(run, &layer->out, run->attended);
+  prepare(run, &layer->gate_up, run->normed, layer->ffn_norm);
+  region(run, d->ffn / GROUP, &layer->gate_up, run->rows, gate_chunk);
+  add_product(run, &layer->down, run->hidden);
+  if (p->taps && p->taps[i])
+    for (int64_t w = 0; w < p->n_wanted; w++)
+      memcpy(p->taps[i] + w * d->d, run->x + (last ? w : p->wanted[w]) * d->d, (size_t)d->d * sizeof(float));
+  return OK;
+}
+
+// Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
+// logits mean nothing.
+KERNEL(int, decode)(const Decoder *d, const Pass *p) {
+  int wrong = check(d, p);
+  if (wrong || !p->rows) return wrong;
+  const int64_t rows = p->rows, width = d->heads * d->hd, widest = width > d->d ? width : d->d;
+  const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn));
+  const size_t groups = (size_t)(rows * (d->d + width + d->ffn) / GROUP);
+  RowGroup *memory = malloc(groups * sizeof(RowGroup) + floats * sizeof(float));
+  if (!memory) return NO_MEMORY;
+  float *f = (float *)(memory + groups);
+  Run run = {.decoder = d, .pass = p, .rows = rows, .x = f, .q = f + rows * widest, .spare = f + 2 * rows * widest,
+             .normed = {f + 3 * rows * widest, memory},
+             .attended = {f + 4 * rows * widest, memory + rows * d->d / GROUP},
+             .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (d->d + width) / GROUP}};
+  for (int64_t i = 0; i < rows; i++) embed(&d->embedding, p->tokens[i], run.x + i * d->d);
+  for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
+  if (!wrong && p->n_wanted) {
+    prepare(&run, &d->head, run.normed, d->norm);
+    region(&run, chunks_of(&d->head), &d->head, run.rows, logits_chunk);
+  }
+  free(memory);
+  return wrong;
+}

@@ -1,0 +1,49 @@
+// A decoder and one pass of it, as plain structures that Python fills (kernels/stack.py has the same fields in the same order).
+#ifndef SPECDEC_DECODER_H
+#define SPECDEC_DECODER_H
+
+#include <stdint.h>
+
+enum { Q4, Q8, BF16, F32 };
+
+// Channels [0, n) of a matrix, packed as blocks.h or dense.c say.
+typedef struct {
+  const void *data;
+  int64_t n, kind;
+} Part;
+
+// Parts that lie one below the other; all but the last have a multiple of sixteen channels. bias [n] or null.
+typedef struct {
+  const Part *parts;
+  int64_t n_parts, n, k;
+  const float *bias;
+} Matrix;
+
+typedef struct {
+  const float *attention_norm, *q_norm, *k_norm, *ffn_norm;  // q_norm and k_norm [hd] or null
+  Matrix qkv, out, gate_up, down;
+  int64_t window;
+} Layer;
+
+typedef struct {
+  const Layer *layers;
+  int64_t n_layers, d, heads, kv_heads, hd, ffn;
+  float eps, scale;
+  const float *norm;
+  Matrix head, embedding;  // of one part each, without a bias
+} Decoder;
+
+// The rows of one pass, as kernels/base.py describes them, and where they find keys and values.
+typedef struct {
+  const int64_t *tokens, *wanted;  // wanted: increasing rows whose logits are wanted
+  const float *cosine, *sine;      // [rows, hd / 2]
+  int64_t rows, n_wanted;
+  const int32_t *tables, *sequence, *slot, *prefix, *path, *n_path;
+  int64_t sequences, table_width, path_width;
+  char *keys, *values;  // [layers, n_blocks, KV, hd, 16] and [layers, n_blocks, KV, 16, hd]
+  int64_t n_blocks, bf16;
+  float *logits;  // [n_wanted, vocabulary]
+  float **taps;   // for each layer null, or [n_wanted, d] for its output
+} Pass;
+
+#endif

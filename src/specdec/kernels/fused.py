@@ -1,0 +1,227 @@
+"""A whole pass of a decoder in one native call (csrc/decoder.c): the same bits as operation by operation, without the gaps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.config import BLOCK_SIZE
+from specdec.kernels.base import GROUP, LANES, BlockWeight, DenseWeight, Rows
+from specdec.kernels.cpu_rows import BAD_BLOCK, BAD_ROW, ERRORS, NO_MEMORY, check_rows
+from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
+
+MOST_HEAD = 256
+"""The widest head that csrc/decoder.c has room for."""
+_ERRORS = {
+    BAD_ROW: IndexError(ERRORS[BAD_ROW] + "; wanted rows must increase"),
+    BAD_BLOCK: IndexError(ERRORS[BAD_BLOCK]),
+    NO_MEMORY: MemoryError("there is no memory for the activations of this pass"),
+    4: IndexError("a token is outside the vocabulary"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Packed weights over the same inputs, one below the other, and a bias [sum of n] f32 or None."""
+
+    parts: tuple[BlockWeight | DenseWeight, ...]
+    bias: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        return sum(part.n for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer; norms are float32 [d], or [head_dim] for queries and keys."""
+
+    attention_norm: Tensor
+    qkv: Matrix
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Matrix
+    ffn_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """Everything that a pass computes with."""
+
+    layers: Sequence[LayerWeights]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    norm: Tensor
+    head: Matrix
+    embedding: Matrix
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("data", POINTER), ("n", LONG), ("kind", LONG))
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (("parts", ctypes.POINTER(_Part)), ("n_parts", LONG), ("n", LONG), ("k", LONG), ("bias", POINTER))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("attention_norm", "q_norm", "k_norm", "ffn_norm")),
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        ("window", LONG),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.POINTER(_Layer)),
+        *((name, LONG) for name in ("n_layers", "d", "heads", "kv_heads", "hd", "ffn")),
+        *((name, FLOAT) for name in ("eps", "scale")),
+        ("norm", POINTER),
+        ("head", _Matrix),
+        ("embedding", _Matrix),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("tokens", "wanted", "cosine", "sine")),
+        *((name, LONG) for name in ("rows", "n_wanted")),
+        *((name, POINTER) for name in ("tables", "sequence", "slot", "prefix", "path", "n_path")),
+        *((name, LONG) for name in ("sequences", "table_width", "path_width")),
+        *((name, POINTER) for name in ("keys", "values")),
+        *((name, LONG) for name in ("n_blocks", "bf16")),
+        *((name, POINTER) for name in ("logits", "taps")),
+    )
+
+
+class FusedDecoder:
+    """The native pass over some weights. Calls may come from several threads at once."""
+
+    def __init__(self, library: Library, weights: DecoderWeights) -> None:
+        """Keep the weights alive and their addresses at hand; ``why_not`` must have found nothing against them."""
+        self._run = library.function("decode", POINTER, POINTER, returns=INT)
+        self._alive: list[Any] = [weights]
+        self._layers = len(weights.layers)
+        self._d, self._vocab_size = weights.norm.shape[0], weights.head.n
+        self._kv = weights.kv_heads, weights.head_dim
+        layers = (_Layer * self._layers)(*map(self._layer, weights.layers))
+        self._decoder = _Decoder(
+            layers, self._layers, self._d, weights.heads, *self._kv, weights.layers[0].down.parts[0].k, weights.eps,
+            weights.scale, weights.norm.data_ptr(), self._matrix(weights.head), self._matrix(weights.embedding),
+        )  # fmt: skip
+
+    def _layer(self, layer: LayerWeights) -> _Layer:
+        norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.ffn_norm)
+        products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        return _Layer(*map(_address, norms), *map(self._matrix, products), layer.window)
+
+    def _matrix(self, matrix: Matrix) -> _Matrix:
+        parts = (_Part * len(matrix.parts))(*(_Part(part.data.data_ptr(), part.n, _kind(part)) for part in matrix.parts))
+        self._alive.append(parts)
+        return _Matrix(parts, len(parts), matrix.n, matrix.parts[0].k, _address(matrix.bias))
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        rows: Rows,
+        wanted: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        taps: Collection[int],
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run the rows.
+
+        Args:
+            tokens: int64 [M].
+            cos, sin: float32 [M, head_dim / 2].
+            rows: where each row's key and value go, and what it sees.
+            wanted: int64 [W], increasing: rows whose logits are wanted.
+            keys, values: the pool of all layers, [layers, blocks, KV, hd, 16] and [layers, blocks, KV, 16, hd].
+            taps: layers whose output is wanted.
+
+        Returns:
+            logits [W, V] float32, and for each tap [W, d] float32.
+
+        Raises:
+            IndexError: a row, block or token that does not exist.
+            MemoryError: there is none for the activations.
+        """
+        n_rows, n_wanted = len(tokens), len(wanted)
+        self._check(tokens, cos, sin, rows, wanted, keys, values)
+        logits = torch.empty(n_wanted, self._vocab_size)
+        tapped = {tap: torch.empty(n_wanted, self._d) for tap in taps}
+        places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
+        run = _Pass(
+            tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), n_rows, n_wanted, rows.tables.data_ptr(),
+            rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(), rows.path.data_ptr(),
+            rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(), values.data_ptr(), keys.shape[1],
+            keys.dtype is torch.bfloat16, logits.data_ptr(), places and ctypes.addressof(places),
+        )  # fmt: skip
+        if wrong := self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)):
+            raise _ERRORS[wrong]
+        return logits, tapped
+
+    def _check(
+        self, tokens: Tensor, cos: Tensor, sin: Tensor, rows: Rows, wanted: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
+        check_rows(rows)
+        m, (kv_heads, hd) = len(rows), self._kv
+        pool = (self._layers, keys.shape[1], kv_heads)
+        expected = (
+            ("tokens", tokens, torch.int64, (m,)),
+            ("wanted", wanted, torch.int64, (len(wanted),)),
+            ("cos", cos, torch.float32, (m, hd // 2)),
+            ("sin", sin, torch.float32, (m, hd // 2)),
+            ("keys", keys, torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
+            ("values", values, keys.dtype, (*pool, BLOCK_SIZE, hd)),
+        )
+        for name, x, dtype, shape in expected:
+            if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
+                raise ValueError(
+                    f"{name} must be contiguous {dtype} {list(shape)} on the CPU, got {x.dtype} {list(x.shape)} on {x.device}"
+                )
+
+
+def why_not(weights: DecoderWeights) -> str | None:
+    """The reason why the native pass cannot take these weights; None where it can.
+
+    It cuts matrices between heads, and between groups of 32 of the feed-forward, so those must fall on whole blocks of
+    sixteen channels.
+    """
+    if weights.head_dim % LANES or weights.head_dim > MOST_HEAD:
+        return f"heads of {weights.head_dim} (it takes multiples of {LANES} up to {MOST_HEAD})"
+    for layer in weights.layers:
+        if layer.down.parts[0].k % GROUP:
+            return f"a feed-forward of {layer.down.parts[0].k} (it takes multiples of {GROUP})"
+        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            if any(part.n % LANES for part in matrix.parts[:-1]):
+                return f"joined matrices of {[part.n for part in matrix.parts]} channels (all but the last by {LANES}s)"
+    if len(weights.head.parts) + len(weights.embedding.parts) > 2 or weights.head.bias is not None:
+        return "an output matrix or embedding of several parts or with a bias"
+    return None
+
+
+def _kind(part: BlockWeight | DenseWeight) -> int:
+    """As csrc/decoder.h numbers them."""
+    if isinstance(part, BlockWeight):
+        return 0 if part.kind == "q4" else 1
+    return 2 if part.data.dtype is torch.bfloat16 else 3
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
