@@ -133,7 +133,7 @@ class Kernels(ABC):
         -inf or one is NaN.
         """
 
-    def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:  # noqa: ARG002
+    def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
         """All operations of a pass over these weights as one call with the same bits; None where they run one by one."""
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from specdec.config import Precision
 from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
 from specdec.kernels.fused import Matrix
+from specdec.kernels.memory import settle
 from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
 
 
@@ -226,12 +228,13 @@ def make_linear(
     for run in _runs(packed):
         if isinstance(run[0], BlockWeight):
             weight = join([w for w in run if isinstance(w, BlockWeight)])
-            data = weight.data.to(device)
+            data = settle(weight.data) if device.type == "cpu" else weight.data.to(device)
             linears.append(BlockLinear(BlockWeight(data, weight.kind, weight.n, weight.k), kernels))
             continue
         dense = torch.cat([w for w in run if isinstance(w, Tensor)])
         if device.type == "cpu":
-            linears.append(DenseLinear(pack_dense(dense, dense.dtype), kernels))
+            packed_dense = pack_dense(dense, dense.dtype)
+            linears.append(DenseLinear(replace(packed_dense, data=settle(packed_dense.data)), kernels))
         else:
             linears.append(DeviceLinear(dense.to(device)))
     if len({linear.k for linear in linears}) > 1:

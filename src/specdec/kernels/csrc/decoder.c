@@ -14,7 +14,7 @@
 
 #define SLAB 64           // rows that a chunk takes at once
 #define MOST_HEAD 256     // entries of a head
-#define CHUNK 24576       // bytes of weights worth a chunk
+#define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
 
 int NAME3(attend, SPECDEC_ISA)(const float *q, int64_t q_stride, const void *keys, const void *values, int bf16,
@@ -31,7 +31,7 @@ typedef struct {
   RowGroup *q;  // [rows, k / 32]
 } Input;
 
-typedef struct {
+typedef struct Run {
   const Decoder *decoder;
   const Pass *pass;
   const Layer *layer;
@@ -41,12 +41,12 @@ typedef struct {
   float *q;             // [rows, heads * hd]
   Input normed, attended, hidden;
   float *spare;  // [rows, d], where a product with a bias meets it
-  // The product, or the rows to prepare, that the current region works on.
+  // What the current region works on: a product, or rows to prepare for one.
   const Matrix *matrix;
   Input input;
   const float *norm;
-  float *y;
-  int64_t n_chunks, slabs;
+  void (*work)(const struct Run *run, int64_t unit, int64_t last, int64_t row, int64_t rows);
+  int64_t units, chunks;
 } Run;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -82,30 +82,30 @@ static void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int
     for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
 }
 
-// One region over `units` of work by slabs of rows.
-static void region(Run *run, int64_t units, const Matrix *m, int64_t rows, Chunk *chunk) {
-  run->n_chunks = units;
-  run->slabs = (rows + SLAB - 1) / SLAB;
-  specdec_parallel(threads_for((m->n + LANES - 1) / LANES * (m->k / LANES) / 2 * (2 + rows), GRAIN), units * run->slabs, chunk, run);
-}
-
-// The rows of slab i: the first one; how many in *rows.
-static int64_t slab(const Run *run, int64_t i, int64_t *rows) {
-  const int64_t first = i * SLAB;
-  *rows = least(SLAB, run->rows - first);
-  return first;
-}
-
-// Chunks of at least CHUNK bytes that a matrix is cut into.
-static int64_t chunks_of(const Matrix *m) {
-  const int64_t blocks = (m->n + LANES - 1) / LANES;
+static int64_t bytes_of(const Matrix *m) {
+  static const int64_t per_group[] = {Q4_BYTES, Q8_BYTES, 2 * LANES * GROUP, 4 * LANES * GROUP};
   int64_t bytes = 0;
-  for (int64_t i = 0; i < m->n_parts; i++) {
-    static const int64_t per_group[] = {Q4_BYTES, Q8_BYTES, 2 * LANES * GROUP, 4 * LANES * GROUP};
+  for (int64_t i = 0; i < m->n_parts; i++)
     bytes += (m->parts[i].n + LANES - 1) / LANES * m->k / GROUP * per_group[m->parts[i].kind];
-  }
-  const int64_t wanted = bytes / CHUNK;
-  return wanted < 1 ? 1 : least(wanted, blocks);
+  return bytes;
+}
+
+static void region_chunk(void *context, int64_t i) {
+  const Run *run = context;
+  const int64_t c = i % run->chunks, row = i / run->chunks * SLAB;
+  run->work(run, part(run->units, run->chunks, c), part(run->units, run->chunks, c + 1), row, least(SLAB, run->rows - row));
+}
+
+// Work on a product: on ranges of its `units`, which together are all of it, for slabs of rows.
+static void region(Run *run, const Matrix *m, int64_t units,
+                   void (*work)(const Run *run, int64_t unit, int64_t last, int64_t row, int64_t rows)) {
+  const int64_t slabs = (run->rows + SLAB - 1) / SLAB, wanted = bytes_of(m) / CHUNK;
+  const int threads = threads_for((m->n + LANES - 1) / LANES * (m->k / GROUP) * (2 + run->rows), GRAIN);
+  run->work = work;
+  run->units = units;
+  run->chunks = chunks_for(threads, units);
+  if (threads > 1 && wanted > run->chunks) run->chunks = least(wanted, units);
+  specdec_parallel(threads, run->chunks * slabs, region_chunk, run);
 }
 
 // Rows become the input of a product: normed if a norm is given, quantised if the product takes that.
@@ -121,7 +121,7 @@ static void prepare_rows(const Run *run, int64_t first, int64_t last) {
 
 static void prepare_chunk(void *context, int64_t i) {
   const Run *run = context;
-  prepare_rows(run, part(run->rows, run->n_chunks, i), part(run->rows, run->n_chunks, i + 1));
+  prepare_rows(run, part(run->rows, run->chunks, i), part(run->rows, run->chunks, i + 1));
 }
 
 static void prepare(Run *run, const Matrix *m, Input in, const float *norm) {
@@ -129,71 +129,68 @@ static void prepare(Run *run, const Matrix *m, Input in, const float *norm) {
   run->input = in;
   run->norm = norm;
   const int threads = threads_for(run->rows * m->k, 4096);
-  run->n_chunks = chunks_for(threads, run->rows);
-  specdec_parallel(threads, run->n_chunks, prepare_chunk, run);
+  run->chunks = chunks_for(threads, run->rows);
+  specdec_parallel(threads, run->chunks, prepare_chunk, run);
 }
 
-// One query, key or value head.
-static void head_chunk(void *context, int64_t i) {
-  const Run *run = context;
+// Query, key or value heads from `h` on: a unit is a head.
+static void heads(const Run *run, int64_t h, int64_t last, int64_t first, int64_t rows) {
   const Decoder *d = run->decoder;
   const Pass *p = run->pass;
-  const int64_t hd = d->hd, half = hd / 2, h = i % run->n_chunks, kv = h - d->heads, ld = kv < 0 ? d->heads * hd : hd;
-  const int is_value = kv >= d->kv_heads;
-  const float *norm = kv < 0 ? run->layer->q_norm : is_value ? 0 : run->layer->k_norm;
+  const int64_t hd = d->hd, half = hd / 2;
   float scratch[SLAB * MOST_HEAD];
-  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
-  float *y = kv < 0 ? run->q + first * ld + h * hd : scratch;
-  product(&run->layer->qkv, &run->normed, first, rows, h * hd / LANES, (h + 1) * hd / LANES, y, 0, ld);
-  add_bias(&run->layer->qkv, h * hd, y, rows, hd, ld);
-  for (int64_t r = 0; r < rows; r++) {
-    float *x = y + r * ld;
-    const int64_t row = first + r;
-    if (norm) norm_row(x, norm, x, hd, d->eps);
-    if (!is_value) turn_row(x, p->cosine + row * half, p->sine + row * half, 1, half);
-    if (kv < 0) continue;
-    const int64_t block = p->tables[p->sequence[row] * p->table_width + p->slot[row] / LANES], t = p->slot[row] % LANES;
-    const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * LANES * hd;
-    if (is_value) store_value(x, run->values, at, t, (int)p->bf16, hd);
-    else store_key(x, run->keys, at, t, (int)p->bf16, hd);
+  for (; h < last; h++) {
+    const int64_t kv = h - d->heads, ld = kv < 0 ? d->heads * hd : hd;
+    const int is_value = kv >= d->kv_heads;
+    const float *norm = kv < 0 ? run->layer->q_norm : is_value ? 0 : run->layer->k_norm;
+    float *y = kv < 0 ? run->q + first * ld + h * hd : scratch;
+    product(&run->layer->qkv, &run->normed, first, rows, h * hd / LANES, (h + 1) * hd / LANES, y, 0, ld);
+    add_bias(&run->layer->qkv, h * hd, y, rows, hd, ld);
+    for (int64_t r = 0; r < rows; r++) {
+      float *x = y + r * ld;
+      const int64_t row = first + r;
+      if (norm) norm_row(x, norm, x, hd, d->eps);
+      if (!is_value) turn_row(x, p->cosine + row * half, p->sine + row * half, 1, half);
+      if (kv < 0) continue;
+      const int64_t block = p->tables[p->sequence[row] * p->table_width + p->slot[row] / LANES], t = p->slot[row] % LANES;
+      const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * LANES * hd;
+      if (is_value) store_value(x, run->values, at, t, (int)p->bf16, hd);
+      else store_key(x, run->keys, at, t, (int)p->bf16, hd);
+    }
   }
 }
 
-// Thirty-two channels of gate and of up become as many of silu(gate) * up.
-static void gate_chunk(void *context, int64_t i) {
-  const Run *run = context;
+// Channels of gate and of up become as many of silu(gate) * up: a unit is 32 of them.
+static void gates(const Run *run, int64_t u, int64_t last, int64_t first, int64_t rows) {
   const Matrix *m = &run->layer->gate_up;
-  const int64_t f = run->decoder->ffn, u = i % run->n_chunks;
+  const int64_t f = run->decoder->ffn;
   const int quantised = has(&run->layer->down, 1), floats = has(&run->layer->down, 0);
   float gate[SLAB * GROUP], up[SLAB * GROUP];
-  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
-  product(m, &run->normed, first, rows, 2 * u, 2 * u + 2, gate, 0, GROUP);
-  product(m, &run->normed, first, rows, f / LANES + 2 * u, f / LANES + 2 * u + 2, up, 0, GROUP);
-  add_bias(m, u * GROUP, gate, rows, GROUP, GROUP);
-  add_bias(m, f + u * GROUP, up, rows, GROUP, GROUP);
-  for (int64_t r = 0; r < rows; r++) {
-    float *g = gate + r * GROUP;
-    for (int64_t k = 0; k < GROUP; k += LANES) f_store(g + k, f_mul(silu(f_load(g + k)), f_load(up + r * GROUP + k)));
-    if (quantised) quantise(g, run->hidden.q + (first + r) * (f / GROUP) + u);
-    if (floats) memcpy(run->hidden.x + (first + r) * f + u * GROUP, g, GROUP * sizeof(float));
+  for (; u < last; u++) {
+    product(m, &run->normed, first, rows, 2 * u, 2 * u + 2, gate, 0, GROUP);
+    product(m, &run->normed, first, rows, f / LANES + 2 * u, f / LANES + 2 * u + 2, up, 0, GROUP);
+    add_bias(m, u * GROUP, gate, rows, GROUP, GROUP);
+    add_bias(m, f + u * GROUP, up, rows, GROUP, GROUP);
+    for (int64_t r = 0; r < rows; r++) {
+      float *g = gate + r * GROUP;
+      for (int64_t k = 0; k < GROUP; k += LANES) f_store(g + k, f_mul(silu(f_load(g + k)), f_load(up + r * GROUP + k)));
+      if (quantised) quantise(g, run->hidden.q + (first + r) * (f / GROUP) + u);
+      if (floats) memcpy(run->hidden.x + (first + r) * f + u * GROUP, g, GROUP * sizeof(float));
+    }
   }
 }
 
-// Some channels of x += product.
-static void residual_chunk(void *context, int64_t i) {
-  const Run *run = context;
+// x += product, and its bias: a unit is a block of sixteen channels.
+static void residual(const Run *run, int64_t b, int64_t last, int64_t first, int64_t rows) {
   const Matrix *m = run->matrix;
-  const int64_t d = m->n, blocks = (d + LANES - 1) / LANES, u = i % run->n_chunks;
-  const int64_t b = part(blocks, run->n_chunks, u), end = part(blocks, run->n_chunks, u + 1), c = b * LANES;
-  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
+  const int64_t d = m->n, c = b * LANES, n = least(last * LANES, d) - c;
   float *x = run->x + first * d + c;
   if (!m->bias) {
-    product(m, &run->input, first, rows, b, end, x, x, d);
+    product(m, &run->input, first, rows, b, last, x, x, d);
     return;
   }
   float *y = run->spare + first * d + c;
-  const int64_t n = least(end * LANES, d) - c;
-  product(m, &run->input, first, rows, b, end, y, 0, d);
+  product(m, &run->input, first, rows, b, last, y, 0, d);
   add_bias(m, c, y, rows, n, d);
   for (int64_t r = 0; r < rows; r++)
     for (int64_t k = 0; k < n; k++) x[r * d + k] += y[r * d + k];
@@ -202,16 +199,12 @@ static void residual_chunk(void *context, int64_t i) {
 static void add_product(Run *run, const Matrix *m, Input in) {
   run->matrix = m;
   run->input = in;
-  region(run, chunks_of(m), m, run->rows, residual_chunk);
+  region(run, m, (m->n + LANES - 1) / LANES, residual);
 }
 
-static void logits_chunk(void *context, int64_t i) {
-  const Run *run = context;
+static void logits(const Run *run, int64_t b, int64_t last, int64_t first, int64_t rows) {
   const Matrix *m = run->matrix;
-  const int64_t blocks = (m->n + LANES - 1) / LANES, u = i % run->n_chunks;
-  const int64_t b = part(blocks, run->n_chunks, u), end = part(blocks, run->n_chunks, u + 1);
-  int64_t rows, first = slab(run, i / run->n_chunks, &rows);
-  product(m, &run->input, first, rows, b, end, run->pass->logits + first * m->n + b * LANES, 0, m->n);
+  product(m, &run->input, first, rows, b, last, run->pass->logits + first * m->n + b * LANES, 0, m->n);
 }
 
 // Row `id` of a matrix of one part, as quant/blocks.py reads it.
@@ -269,7 +262,7 @@ static int run_layer(Run *run, int64_t i) {
   run->keys = p->keys + i * step;
   run->values = p->values + i * step;
   prepare(run, &layer->qkv, run->normed, layer->attention_norm);
-  region(run, d->heads + 2 * d->kv_heads, &layer->qkv, run->rows, head_chunk);
+  region(run, &layer->qkv, d->heads + 2 * d->kv_heads, heads);
   if (last && !p->n_wanted) return OK;
   int wrong = NAME3(attend, SPECDEC_ISA)(run->q, width, run->keys, run->values, (int)p->bf16, p->n_blocks, p->tables,
                                          p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width,
@@ -284,7 +277,7 @@ static int run_layer(Run *run, int64_t i) {
   prepare(run, &layer->out, run->attended, 0);
   add_product(run, &layer->out, run->attended);
   prepare(run, &layer->gate_up, run->normed, layer->ffn_norm);
-  region(run, d->ffn / GROUP, &layer->gate_up, run->rows, gate_chunk);
+  region(run, &layer->gate_up, d->ffn / GROUP, gates);
   add_product(run, &layer->down, run->hidden);
   if (p->taps && p->taps[i])
     for (int64_t w = 0; w < p->n_wanted; w++)
@@ -311,7 +304,7 @@ KERNEL(int, decode)(const Decoder *d, const Pass *p) {
   for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
   if (!wrong && p->n_wanted) {
     prepare(&run, &d->head, run.normed, d->norm);
-    region(&run, chunks_of(&d->head), &d->head, run.rows, logits_chunk);
+    region(&run, &d->head, (d->head.n + LANES - 1) / LANES, logits);
   }
   free(memory);
   return wrong;

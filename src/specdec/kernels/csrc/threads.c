@@ -20,17 +20,23 @@
 static atomic_int allowed = 1;
 static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;  // one call at a time has the workers; others run alone
 
-// The current call. `open` counts its chunks that nobody has taken, under a serial number in the upper half, so that a
-// worker which comes late cannot take a chunk of a call that it did not see. Chunk, context and count are only read by one
-// who holds a chunk, and the call does not end before that chunk is done.
+// The current call: what to run, read only by one who holds a chunk of it, for the call does not end before that is done.
 static struct {
   Chunk *chunk;
   void *context;
   int64_t chunks;
 } call;
-static _Atomic uint64_t open_chunks;
+static _Atomic uint64_t current;  // its serial number, and below it, in one byte, its number of threads
 static _Atomic int64_t done_chunks;
-static atomic_int seats;  // workers that may still join the current call
+
+// Each thread has a share of the chunks, one behind the other, so that it streams through memory that lies together and
+// meets no other thread; whoever is through with his own share helps with the others'. `open` counts the chunks of a share
+// that nobody has taken, under the serial number in the upper half, so that a worker which comes late cannot take a chunk of
+// a call that it did not see.
+typedef struct {
+  _Alignas(128) _Atomic uint64_t open;
+} Share;
+static Share shares[MOST_WORKERS + 1];
 
 static int n_workers;  // changed by the holder of `calling` only
 static atomic_int sleeping;
@@ -40,50 +46,49 @@ static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
 EXPORT void specdec_set_threads(int n) { allowed = n < 1 ? 1 : n > MOST_WORKERS + 1 ? MOST_WORKERS + 1 : n; }
 EXPORT int specdec_threads(void) { return allowed; }
 
-// Take chunks of call `serial` until none is left.
-static void work(uint32_t serial) {
-  uint64_t open = open_chunks;
-  while (open >> 32 == serial && (uint32_t)open > 0) {
-    if (!atomic_compare_exchange_weak(&open_chunks, &open, open - 1)) continue;
-    call.chunk(call.context, call.chunks - (int64_t)(uint32_t)open);
-    atomic_fetch_add(&done_chunks, 1);
-    open = open_chunks;
-  }
-}
-
-static int take_seat(void) {
-  int free = seats;
-  while (free > 0)
-    if (atomic_compare_exchange_weak(&seats, &free, free - 1)) return 1;
-  return 0;
-}
-
-static void *worker(void *unused) {
-  (void)unused;
-  uint32_t seen = 0;
-  for (;;) {
-    uint32_t serial = (uint32_t)(open_chunks >> 32);
-    for (int spin = 0; serial == seen && spin < SPINS; spin++) {
-      PAUSE();
-      serial = (uint32_t)(open_chunks >> 32);
+// Take chunks of a call, of one's own share first, until none is left.
+static void work(uint64_t now, int me) {
+  const int threads = (int)(now & 255);
+  const uint32_t serial = (uint32_t)(now >> 8);
+  int64_t done = 0;
+  for (int k = 0; k < threads; k++) {
+    const int owner = (me + k) % threads;
+    uint64_t open = shares[owner].open;
+    while (open >> 32 == serial && (uint32_t)open > 0) {
+      if (!atomic_compare_exchange_weak(&shares[owner].open, &open, open - 1)) continue;
+      call.chunk(call.context, part(call.chunks, threads, owner + 1) - (int64_t)(uint32_t)open);
+      done++;
+      open = shares[owner].open;
     }
-    if (serial == seen) {
+  }
+  if (done) atomic_fetch_add(&done_chunks, done);
+}
+
+static void *worker(void *number) {
+  const int me = (int)(intptr_t)number;
+  uint64_t seen = 0;
+  for (;;) {
+    uint64_t now = current;
+    for (int spin = 0; now == seen && spin < SPINS; spin++) {
+      PAUSE();
+      now = current;
+    }
+    if (now == seen) {
       pthread_mutex_lock(&bed);
       atomic_fetch_add(&sleeping, 1);
-      while ((serial = (uint32_t)(open_chunks >> 32)) == seen) pthread_cond_wait(&bell, &bed);
+      while ((now = current) == seen) pthread_cond_wait(&bell, &bed);
       atomic_fetch_sub(&sleeping, 1);
       pthread_mutex_unlock(&bed);
     }
-    seen = serial;
-    if (take_seat()) work(serial);
+    seen = now;
+    if (me < (int)(now & 255)) work(now, me);
   }
   return 0;
 }
 
 // After fork() the child has none of the workers: it starts its own when it first needs one.
 static void forked(void) {
-  open_chunks = open_chunks >> 32 << 32;  // another thread may have been in a call, whose chunks are not the child's
-  seats = 0;
+  for (int i = 0; i <= MOST_WORKERS; i++) shares[i].open = 0;  // another thread may have been in a call that is not the child's
   done_chunks = 0;
   n_workers = 0;
   sleeping = 0;
@@ -98,7 +103,7 @@ static void hire(int n) {
   if (!watching) watching = 1, pthread_atfork(0, 0, forked);
   for (; n_workers < n; n_workers++) {
     pthread_t thread;
-    if (pthread_create(&thread, 0, worker, 0)) return;
+    if (pthread_create(&thread, 0, worker, (void *)(intptr_t)(n_workers + 1))) return;
     pthread_detach(thread);
   }
 }
@@ -108,20 +113,23 @@ EXPORT void specdec_parallel(int threads, int64_t chunks, Chunk *chunk, void *co
     for (int64_t i = 0; i < chunks; i++) chunk(context, i);
     return;
   }
-  hire(threads - 1 < MOST_WORKERS ? threads - 1 : MOST_WORKERS);
+  if (threads > MOST_WORKERS + 1) threads = MOST_WORKERS + 1;
+  if (threads > chunks) threads = (int)chunks;
+  hire(threads - 1);
   call.chunk = chunk;
   call.context = context;
   call.chunks = chunks;
   done_chunks = 0;
-  seats = threads - 1;
-  uint32_t serial = (uint32_t)(open_chunks >> 32) + 1;
-  open_chunks = (uint64_t)serial << 32 | (uint64_t)chunks;
+  const uint64_t serial = (uint32_t)((current >> 8) + 1);
+  for (int i = 0; i < threads; i++)
+    shares[i].open = serial << 32 | (uint64_t)(part(chunks, threads, i + 1) - part(chunks, threads, i));
+  current = serial << 8 | (uint64_t)threads;
   if (sleeping > 0) {
     pthread_mutex_lock(&bed);
     pthread_cond_broadcast(&bell);
     pthread_mutex_unlock(&bed);
   }
-  work(serial);
+  work(current, 0);
   for (int spin = 0; done_chunks < chunks; spin++) {
     if (spin < SPINS) PAUSE();
     else sched_yield();  // a worker was interrupted in the middle of its chunk
