@@ -1,7 +1,7 @@
 // The passes of a decoder layer that treat each row, or each head of a row, by itself.
 //
 // Where a width is no multiple of sixteen its tail is padded into a vector, so every entry sees the same operations.
-#include "simd.h"
+#include "rows.h"
 #include "threads.h"
 
 #define GRAIN 100000  // entries worth a thread
