@@ -1,8 +1,11 @@
 // Order-invariant paged attention.
 //
-// A row's result is a function of its own ordered list of keys and of nothing else. For each (row, query head):
-//   score_j = scale * (q . k_j, one fma per d, d in order, from 0);   m = exact maximum over the visible keys;
-//   p_j = exp(score_j - m);   then over j in order: den += p_j, o[d] = fma(p_j, v_j[d], o[d]);   out = o * (1 / den).
+// A row's result is a function of its own ordered list of keys and of nothing else. Position j of the list is slot j while
+// j < prefix, and an entry of the row's path from there on. For each (row, query head), over the positions that the window
+// leaves:
+//   score_j = (scale * q) . k_j, one fma per d, d in order, from 0;   m = their exact maximum;   p_j = exp(score_j - m);
+//   den: sixteen sums in order, each of the p_j whose j is the same modulo 16, then added by f_sum;
+//   o[d] = fma(p_j, v_j[d], o[d]) over j in order, from 0;   out = o * (1 / den).
 // Scores are independent of each other, so sixteen slots of a block are computed side by side, for as many query heads and
 // rows of one sequence as share the block; scores of slots that a row does not see are computed with the rest and dropped.
 // Values are summed in order in every lane (lanes are entries of the head), and only those of visible keys are ever read into
@@ -12,12 +15,15 @@
 #include <stdlib.h>
 
 #include "attention.h"
+#include "rows.h"
 #include "threads.h"
 
-#define SPAN 8             // blocks that all queries of a tile pass over together, while they are in the first-level cache
+#define SPAN 4             // blocks that all queries of a tile pass over together, while they are in the first-level cache
 #define TILE_QUERIES 24    // queries of a tile
 #define TILE_SCORES 98304  // scores of a tile, so that long contexts stay within the second-level cache
 #define GRAIN 500000       // multiply-adds worth a thread
+#define SPLIT_BLOCKS 8     // the fewest blocks worth a chunk where the heads of one tile are too few for the threads
+#define SPLIT_ENTRIES 32   // and how many entries of the head: a cache line of bfloat16
 
 typedef struct {
   const float *q;
@@ -25,229 +31,194 @@ typedef struct {
   const void *keys, *values;
   const int32_t *tables, *sequence, *prefix, *path, *n_path;
   float *out;
-  int64_t table_width, path_width, heads, kv_heads, hd, window;
+  int64_t table_width, path_width, per_kv, kv_heads, hd, window;
   float scale;
   int bf16;
 } Call;
 
-// Rows [first, last) of one sequence, with every block from lo to hi - 1 that one of them may see.
+// Rows [first, last) of one sequence, with every block from lo to hi - 1 that one of them may see. Query k of a tile and a key
+// head is the row first + k / per_kv with its query head k % per_kv. Places in a list count from base = 16 lo.
 typedef struct {
-  int64_t first, last, lo, hi;
+  int64_t first, last, lo, hi, base, queries;
 } Tile;
 
-// Some heads of one or more rows of a tile, summed side by side; their queries follow each other, row by row, from `query` on
-// among the tile's. All of its rows see slots [from, to).
+// What a tile and one of its key heads are worked on in.
 typedef struct {
-  int64_t first, rows, head, heads, query, from, to;
-} Group;
-
-// What a thread works in. Queries are numbered within the tile.
-typedef struct {
-  float *q;       // [groups][hd][R]
-  float *scores;  // [queries, width] by slot from lo * 16 on, then probabilities
-  float *path;    // [queries, path_width padded]
+  float *q;       // [queries, hd], scaled
+  float *scores;  // [queries, width]: by slot, then by position, and then probabilities
   float *o;       // [queries, ld_o]: sixteens of the head; the last one ends at hd and may overlap the one before
   float *den;     // [queries]
-  int64_t *row;   // element at which the value of a slot starts
-  int64_t *path_row;
-  int64_t width, ld_path, ld_o;
-} Scratch;
+  int64_t *at;    // [blocks + AHEAD] element at which a block starts
+  int64_t *path;  // [rows, path_width] element at which the value of an entry starts
+  int64_t width, ld_o;
+} Work;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 
-// First visible index of a row's list.
+// First visible position of a row's list, and the first visible entry of its path.
 static int64_t start_of(const Call *c, int64_t i) {
   return c->window > 0 ? greatest(0, c->prefix[i] + c->n_path[i] - c->window) : 0;
 }
+static int64_t path_start(const Call *c, int64_t i) { return greatest(0, start_of(c, i) - c->prefix[i]); }
 
-static float scale_and_max(float *s, int64_t n, float scale, float m) {
-  f32x16 most = f_set1(m);
-  for (int64_t j = 0; j < n; j += LANES) {
-    f32x16 x = f_mul(f_load(s + j), f_set1(scale));
-    f_store(s + j, x);
-    most = f_max(most, x);
-  }
-  return f_max_lanes(most);
+// Where query k lies in q or out.
+static int64_t place(const Call *c, const Tile *t, int64_t kv, int64_t k, int64_t stride) {
+  return (t->first + k / c->per_kv) * stride + (kv * c->per_kv + k % c->per_kv) * c->hd;
 }
 
-// Scale one query's scores and find their maximum. Its list is slots [from, to) of s, then n of s at path, which are copied
-// out to p first. Lanes that share a vector with the list but are not of it are emptied.
-static float scale_list(float *s, int64_t from, int64_t to, const int32_t *path, int64_t n, int64_t base, float scale,
-                        float *p) {
-  for (int64_t a = 0; a < up16(n); a++) p[a] = a < n ? s[path[a] - base] : -INFINITY;
-  float m = scale_and_max(p, up16(n), scale, -INFINITY);
-  if (from >= to) return m;
-  int64_t begin = from & ~(int64_t)15, end = up16(to);
-  for (int64_t j = begin; j < from; j++) s[j] = -INFINITY;
-  for (int64_t j = to; j < end; j++) s[j] = -INFINITY;
-  return scale_and_max(s + begin, end - begin, scale, m);
-}
-
-// The visible part of row i's path: its first entry, and how many.
-static const int32_t *path_of(const Call *c, int64_t i, int64_t *n) {
-  int64_t skip = least(greatest(0, start_of(c, i) - c->prefix[i]), c->n_path[i]);
-  *n = c->n_path[i] - skip;
-  return c->path + i * c->path_width + skip;
-}
-
-// From scores to probabilities and denominators, for the queries of a group.
-static void soften(const Call *c, const Tile *t, const Group *g, const Scratch *w) {
-  int64_t base = t->lo * BLOCK, R = g->rows * g->heads, from[MOST] = {0}, to[MOST] = {0}, begin = INT64_MAX, end = 0, n;
-  float m[MOST] = {0}, *s = w->scores + g->query * w->width, *den = w->den + g->query;
-  for (int64_t k = 0; k < R; k++) {
-    int64_t i = g->first + k / g->heads;
-    const int32_t *path = path_of(c, i, &n);
-    from[k] = greatest(0, start_of(c, i) - base);
-    to[k] = c->prefix[i] - base;
-    m[k] = scale_list(s + k * w->width, from[k], to[k], path, n, base, c->scale, w->path + (g->query + k) * w->ld_path);
-    if (from[k] >= to[k]) continue;
-    begin = least(begin, from[k]);
-    end = greatest(end, to[k]);
-  }
-  soften_any((int)R, s, w->width, m, from, to, begin, end, den);
-  for (int64_t k = 0; k < R; k++) {
-    float *p = w->path + (g->query + k) * w->ld_path;
-    path_of(c, g->first + k / g->heads, &n);
-    for (int64_t a = 0; a < n; a += LANES) f_store(p + a, f_exp(f_sub(f_load(p + a), f_set1(m[k]))));
-    for (int64_t a = 0; a < n; a++) den[k] += p[a];
-  }
-}
-
-// Add the values of slots [from, to) to a group, or to one row of it.
-static void weigh_slots(const Call *c, const Tile *t, const Group *g, int64_t row, int64_t rows, int64_t from, int64_t to,
-                        const Scratch *w) {
-  int64_t query = g->query + row * g->heads, at = from - t->lo * BLOCK;
-  if (from < to)
-    weigh_any((int)(rows * g->heads), c->bf16, c->hd, w->scores + query * w->width + at, w->width, c->values, w->row + at,
-              AHEAD, to - from, w->o + query * w->ld_o, w->ld_o);
-}
-
-// Add the values of a row's path.
-static void weigh_path(const Call *c, const Tile *t, const Group *g, int64_t row, const Scratch *w) {
-  int64_t query = g->query + row * g->heads, n;
-  const int32_t *path = path_of(c, g->first + row, &n);
-  for (int64_t a = 0; a < n; a++) w->path_row[a] = w->row[path[a] - t->lo * BLOCK];
-  if (n)
-    weigh_any((int)g->heads, c->bf16, c->hd, w->path + query * w->ld_path, w->ld_path, c->values, w->path_row, 0, n,
-              w->o + query * w->ld_o, w->ld_o);
-}
-
-// Cut the heads of the tile's rows into groups of at most MOST queries: whole rows, or a share of one row's heads.
-static int cut(const Call *c, const Tile *t, Group *groups) {
-  int64_t per_kv = c->heads / c->kv_heads, pieces = (per_kv + MOST - 1) / MOST, rows = pieces > 1 ? 1 : MOST / per_kv;
-  int64_t query = 0, n = 0;
-  for (int64_t i = t->first; i < t->last; i += rows)
-    for (int64_t piece = 0; piece < pieces; piece++) {
-      int64_t head = per_kv * piece / pieces, heads = per_kv * (piece + 1) / pieces - head;
-      Group g = {i, least(rows, t->last - i), head, heads, query, 0, INT64_MAX};
-      for (int64_t k = i; k < i + g.rows; k++) {
-        g.from = greatest(g.from, start_of(c, k));
-        g.to = least(g.to, c->prefix[k]);
-      }
-      if (g.to < g.from) g.from = g.to = INT64_MAX;  // nothing in common: every row by itself
-      query += g.rows * heads;
-      groups[n++] = g;
-    }
-  return (int)n;
-}
-
-// Where query k of a group lies in q or out.
-static int64_t place(const Call *c, const Group *g, int64_t kv, int64_t k, int64_t stride) {
-  return (g->first + k / g->heads) * stride + (kv * (c->heads / c->kv_heads) + g->head + k % g->heads) * c->hd;
-}
-
-static void attend_tile(const Call *c, const Tile *t, int64_t kv, const Scratch *w, Group *groups) {
-  int64_t hd = c->hd, base = t->lo * BLOCK, n_blocks = t->hi - t->lo;
+static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
   const int32_t *table = c->tables + (int64_t)c->sequence[t->first] * c->table_width;
-  const Group *end = groups + cut(c, t, groups);
-  for (int64_t b = 0; b < n_blocks + AHEAD / BLOCK; b++) {
-    int64_t block = table[t->lo + least(b, n_blocks - 1)];
-    for (int64_t s = 0; s < BLOCK; s++) w->row[b * BLOCK + s] = ((block * c->kv_heads + kv) * BLOCK + s) * hd;
+  int64_t hd = c->hd, n_blocks = t->hi - t->lo;
+  for (int64_t b = 0; b < n_blocks + AHEAD; b++)
+    w->at[b] = (table[t->lo + least(b, n_blocks - 1)] * c->kv_heads + kv) * BLOCK * hd;
+  for (int64_t i = t->first; i < t->last; i++)
+    for (int64_t a = path_start(c, i); a < c->n_path[i]; a++) {
+      int64_t slot = c->path[i * c->path_width + a];
+      w->path[(i - t->first) * c->path_width + a] = w->at[slot / BLOCK - t->lo] + slot % BLOCK * hd;
+    }
+  for (int64_t k = 0; k < t->queries; k++) {
+    const float *q = c->q + place(c, t, kv, k, c->q_stride);
+    for (int64_t d = 0; d < hd; d++) w->q[k * hd + d] = c->scale * q[d];
   }
-  for (const Group *g = groups; g < end; g++)
-    for (int64_t R = g->rows * g->heads, k = 0; k < R; k++) {
-      const float *q = c->q + place(c, g, kv, k, c->q_stride);
-      for (int64_t d = 0; d < hd; d++) w->q[g->query * hd + d * R + k] = q[d];
+  memset(w->o, 0, (size_t)(t->queries * w->ld_o) * sizeof(float));
+}
+
+// Scores of all queries against blocks [from, to) of the tile's.
+static void score_blocks_of(const Call *c, const Tile *t, const Work *w, int64_t from, int64_t to) {
+  for (int64_t b = from; b < to; b += SPAN)
+    for (int64_t k = 0; k < t->queries; k += MOST)
+      score_any(least(MOST, t->queries - k), c->bf16, w->q + k * c->hd, c->hd, c->keys, w->at + b, least(SPAN, to - b),
+                w->scores + k * w->width + b * BLOCK, w->width);
+}
+
+// One query's scores become probabilities, those of its path behind those of its prefix.
+static void soften_query(const Call *c, const Tile *t, const Work *w, int64_t k) {
+  int64_t i = t->first + k / c->per_kv, skip = path_start(c, i), n = c->n_path[i], end = c->prefix[i] - t->base;
+  const int32_t *path = c->path + i * c->path_width;
+  float *s = w->scores + k * w->width, *taken = s + w->width - c->path_width;
+  for (int64_t a = skip; a < n; a++) taken[a] = s[path[a] - t->base];
+  for (int64_t a = skip; a < n; a++) s[end + a] = taken[a];
+  w->den[k] = soften(s, start_of(c, i) - t->base, end + n);
+}
+
+// Add the values of slots [from, to) to n queries, entries [d, end) of the head.
+static void weigh_slots(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t n, int64_t from, int64_t to, int64_t d,
+                        int64_t end) {
+  from -= t->base;
+  to -= t->base;
+  if (from >= to) return;
+  Span keys = {w->at + from / BLOCK, BLOCK, from % BLOCK, to - from, AHEAD};
+  weigh_any(n, c->bf16, c->hd, d, end, w->scores + k * w->width + from, w->width, c->values, &keys, w->o + k * w->ld_o, w->ld_o);
+}
+
+// Add the values of a row's path to n of its queries.
+static void weigh_path(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t n, int64_t d, int64_t end) {
+  int64_t i = t->first + k / c->per_kv, skip = path_start(c, i);
+  if (skip >= c->n_path[i]) return;
+  Span keys = {w->path + (i - t->first) * c->path_width + skip, 1, 0, c->n_path[i] - skip, 0};
+  weigh_any(n, c->bf16, c->hd, d, end, w->scores + k * w->width + c->prefix[i] - t->base + skip, w->width, c->values, &keys,
+            w->o + k * w->ld_o, w->ld_o);
+}
+
+// The slots that all rows of queries [k, end) see.
+static void common(const Call *c, const Tile *t, int64_t k, int64_t end, int64_t *from, int64_t *to) {
+  *from = 0;
+  *to = INT64_MAX;
+  for (int64_t i = t->first + k / c->per_kv; i <= t->first + (end - 1) / c->per_kv; i++) {
+    *from = greatest(*from, start_of(c, i));
+    *to = least(*to, c->prefix[i]);
+  }
+  if (*to < *from) *from = *to = INT64_MAX;  // nothing in common: every row by itself
+}
+
+// Entries [d, end) of the head of all results: what all rows of a group of queries see in common they pass over together,
+// what comes before and after in the list of one row that row passes over alone.
+static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Work *w, int64_t d, int64_t end) {
+  int64_t per_kv = c->per_kv, from, to, last, n;
+  for (int64_t k = 0; k < t->queries; k = last) {
+    last = least(k + MOST, t->queries);
+    common(c, t, k, last, &from, &to);
+    for (int64_t r = k; r < last; r += n) {
+      int64_t i = t->first + r / per_kv;
+      n = least(last, (r / per_kv + 1) * per_kv) - r;
+      weigh_slots(c, t, w, r, n, start_of(c, i), least(from, c->prefix[i]), d, end);
     }
-
-  for (int64_t b = 0; b < n_blocks; b += SPAN)
-    for (const Group *g = groups; g < end; g++)
-      score_any((int)(g->rows * g->heads), c->bf16, w->q + g->query * hd, hd, c->keys, w->row + b * BLOCK,
-                least(SPAN, n_blocks - b), w->scores + g->query * w->width + b * BLOCK, w->width);
-
-  for (const Group *g = groups; g < end; g++) soften(c, t, g, w);
-
-  memset(w->o, 0, (size_t)((t->last - t->first) * (c->heads / c->kv_heads) * w->ld_o) * sizeof(float));
-  for (const Group *g = groups; g < end; g++)
-    for (int64_t r = 0; r < g->rows; r++)
-      weigh_slots(c, t, g, r, 1, start_of(c, g->first + r), least(g->from, c->prefix[g->first + r]), w);
-  for (int64_t slot = base; slot < t->hi * BLOCK; slot += SPAN * BLOCK)
-    for (const Group *g = groups; g < end; g++)
-      weigh_slots(c, t, g, 0, g->rows, greatest(g->from, slot), least(g->to, slot + SPAN * BLOCK), w);
-  for (const Group *g = groups; g < end; g++) {
-    for (int64_t r = 0; r < g->rows; r++) {
-      weigh_slots(c, t, g, r, 1, greatest(g->to, start_of(c, g->first + r)), c->prefix[g->first + r], w);
-      weigh_path(c, t, g, r, w);
+  }
+  for (int64_t slot = t->base; slot < t->hi * BLOCK; slot += SPAN * BLOCK)
+    for (int64_t k = 0; k < t->queries; k = last) {
+      last = least(k + MOST, t->queries);
+      common(c, t, k, last, &from, &to);
+      weigh_slots(c, t, w, k, last - k, greatest(from, slot), least(to, slot + SPAN * BLOCK), d, end);
     }
-    for (int64_t k = 0; k < g->rows * g->heads; k++) {
-      const float *o = w->o + (g->query + k) * w->ld_o;
-      f32x16 inverse = f_set1(1.0f / w->den[g->query + k]);
-      float *out = c->out + place(c, g, kv, k, c->heads * hd);
-      for (int64_t d = 0; d < hd; d += LANES) {
-        f32x16 x = f_mul(in_order(f_load(o + d), c->bf16), inverse);
-        if (hd < LANES) f_store_n(out, x, (int)hd);
-        else f_store(out + least(d, hd - LANES), x);
-      }
+  for (int64_t k = 0; k < t->queries; k = last) {
+    last = least(k + MOST, t->queries);
+    common(c, t, k, last, &from, &to);
+    for (int64_t r = k; r < last; r += n) {
+      int64_t i = t->first + r / per_kv;
+      n = least(last, (r / per_kv + 1) * per_kv) - r;
+      weigh_slots(c, t, w, r, n, greatest(to, start_of(c, i)), c->prefix[i], d, end);
+      weigh_path(c, t, w, r, n, d, end);
+    }
+  }
+  for (int64_t k = 0; k < t->queries; k++) {
+    const float *o = w->o + k * w->ld_o;
+    f32x16 inverse = f_set1(1.0f / w->den[k]);
+    float *out = c->out + place(c, t, kv, k, c->kv_heads * per_kv * c->hd);
+    for (int64_t e = d; e < end; e += LANES) {
+      f32x16 x = f_mul(in_order(f_load(o + e), c->bf16), inverse);
+      if (c->hd < LANES) f_store_n(out, x, (int)c->hd);
+      else f_store(out + least(e, c->hd - LANES), x);
     }
   }
 }
 
 // The blocks that rows [first, last) may see.
 static Tile tile_of(const Call *c, int64_t first, int64_t last) {
-  Tile t = {first, last, INT64_MAX, 0};
+  Tile t = {first, last, INT64_MAX, 0, 0, (last - first) * c->per_kv};
   for (int64_t i = first; i < last; i++) {
-    int64_t start = start_of(c, i);
-    if (start < c->prefix[i]) {
-      t.lo = least(t.lo, start / BLOCK);
-      t.hi = greatest(t.hi, (c->prefix[i] + BLOCK - 1) / BLOCK);
-    }
-    for (int64_t a = greatest(0, start - c->prefix[i]); a < c->n_path[i]; a++) {
+    t.lo = least(t.lo, start_of(c, i) / BLOCK);
+    if (start_of(c, i) < c->prefix[i]) t.hi = greatest(t.hi, (c->prefix[i] + BLOCK - 1) / BLOCK);
+    for (int64_t a = path_start(c, i); a < c->n_path[i]; a++) {
       int64_t block = c->path[i * c->path_width + a] / BLOCK;
       t.lo = least(t.lo, block);
       t.hi = greatest(t.hi, block + 1);
     }
   }
-  if (t.lo > t.hi) t.lo = t.hi;
+  t.base = t.lo * BLOCK;
   return t;
 }
 
-// One grow-only buffer per thread, carved into the pieces of a Scratch.
-static int scratch_for(const Call *c, int64_t queries, int64_t slots, Scratch *w, Group **groups) {
+// Pieces of a grow-only buffer per thread: `works` times the room that the tiles of a call need.
+typedef struct {
+  int64_t rows, queries, places;  // the most of any tile
+} Room;
+
+static int take(const Call *c, const Room *r, int64_t works, Work *w) {
   static _Thread_local char *buffer;
   static _Thread_local size_t size;
-  w->width = slots + BLOCK;  // never a multiple of a page for the usual contexts: rows would fight over cache sets
-  w->ld_path = up16(c->path_width);
-  w->ld_o = up16(c->hd);
-  int64_t places = slots + AHEAD;
-  size_t floats = (size_t)(queries * (c->hd + w->width + w->ld_path + w->ld_o) + up16(queries));
-  size_t bytes = floats * sizeof(float) + (size_t)(places + w->ld_path) * sizeof(int64_t) + (size_t)queries * sizeof(Group);
-  if (bytes + 64 > size) {
+  // An odd number of sixteens, or the queries' scores would fight over the same sets of the cache.
+  int64_t width = (r->places + up16(c->path_width)) | BLOCK, ld_o = up16(c->hd), at = r->places / BLOCK + AHEAD;
+  size_t floats = (size_t)up16(r->queries * (c->hd + width + ld_o + 1));
+  size_t bytes = floats * sizeof(float) + (size_t)((at + r->rows * c->path_width + 7) & ~(int64_t)7) * sizeof(int64_t);
+  if ((size_t)works * bytes + 64 > size) {
     free(buffer);
-    size = bytes + bytes / 4 + 64;
+    size = (size_t)works * bytes * 5 / 4 + 64;
     buffer = malloc(size);
     if (!buffer) return (int)(size = 0);
   }
   char *p = (char *)(((uintptr_t)buffer + 63) & ~(uintptr_t)63);
-  w->row = (int64_t *)p;
-  w->path_row = w->row + places;
-  *groups = (Group *)(w->path_row + w->ld_path);
-  w->scores = (float *)(*groups + queries);
-  w->path = w->scores + queries * w->width;
-  w->o = w->path + queries * w->ld_path;
-  w->q = w->o + queries * w->ld_o;
-  w->den = w->q + queries * c->hd;
+  for (int64_t i = 0; i < works; i++, w++, p += bytes) {
+    w->width = width;
+    w->ld_o = ld_o;
+    w->scores = (float *)p;
+    w->o = w->scores + r->queries * width;
+    w->q = w->o + r->queries * ld_o;
+    w->den = w->q + r->queries * c->hd;
+    w->at = (int64_t *)(w->scores + floats);
+    w->path = w->at + at;
+  }
   return 1;
 }
 
@@ -270,18 +241,61 @@ static int check(const Call *c, int64_t rows, int64_t sequences, int64_t n_block
 typedef struct {
   const Call *call;
   const Tile *tiles;
-  int64_t n_tiles, queries, slots;
+  Work *works;  // one per key head, where the heads of a single tile are split
+  Room room;
+  int64_t n_tiles, parts;
   _Atomic int wrong;
-} Tiles;
+} Job;
 
 // One tile of rows for one key head.
 static void tile_chunk(void *context, int64_t i) {
-  Tiles *all = context;
-  Group *groups;
-  Scratch w;
-  if (scratch_for(all->call, all->queries, all->slots, &w, &groups))
-    attend_tile(all->call, all->tiles + i % all->n_tiles, i / all->n_tiles, &w, groups);
-  else all->wrong = NO_MEMORY;
+  Job *job = context;
+  const Call *c = job->call;
+  const Tile *t = job->tiles + i % job->n_tiles;
+  int64_t kv = i / job->n_tiles;
+  Work w;
+  if (!take(c, &job->room, 1, &w)) {
+    job->wrong = NO_MEMORY;
+    return;
+  }
+  prepare(c, t, kv, &w);
+  score_blocks_of(c, t, &w, 0, t->hi - t->lo);
+  for (int64_t k = 0; k < t->queries; k++) soften_query(c, t, &w, k);
+  weigh_entries_of(c, t, kv, &w, 0, c->hd);
+}
+
+// The same in three steps, each cut another way: by blocks, by queries, by entries of the head.
+static void score_chunk(void *context, int64_t i) {
+  Job *job = context;
+  int64_t kv = i / job->parts, n = i % job->parts, n_blocks = job->tiles->hi - job->tiles->lo;
+  score_blocks_of(job->call, job->tiles, job->works + kv, part(n_blocks, job->parts, n), part(n_blocks, job->parts, n + 1));
+}
+static void soften_chunk(void *context, int64_t i) {
+  Job *job = context;
+  soften_query(job->call, job->tiles, job->works + i / job->tiles->queries, i % job->tiles->queries);
+}
+static void weigh_chunk(void *context, int64_t i) {
+  Job *job = context;
+  int64_t kv = i / job->parts, d = job->call->hd / job->parts;
+  weigh_entries_of(job->call, job->tiles, kv, job->works + kv, i % job->parts * d, (i % job->parts + 1) * d);
+}
+
+static int split(Job *job, int threads) {
+  const Call *c = job->call;
+  const Tile *t = job->tiles;
+  job->works = malloc((size_t)c->kv_heads * sizeof(Work));
+  if (!job->works || !take(c, &job->room, c->kv_heads, job->works)) {
+    free(job->works);
+    return NO_MEMORY;
+  }
+  for (int64_t kv = 0; kv < c->kv_heads; kv++) prepare(c, t, kv, job->works + kv);
+  job->parts = greatest(1, least(2 * threads, (t->hi - t->lo) / SPLIT_BLOCKS));
+  specdec_parallel(threads, c->kv_heads * job->parts, score_chunk, job);
+  specdec_parallel(threads, c->kv_heads * t->queries, soften_chunk, job);
+  job->parts = c->hd % SPLIT_ENTRIES ? 1 : c->hd / SPLIT_ENTRIES;
+  specdec_parallel(threads, c->kv_heads * job->parts, weigh_chunk, job);
+  free(job->works);
+  return OK;
 }
 
 // Returns 0, or what is wrong: 1 a row (its table, prefix or path), 2 a block id, 3 no memory.
@@ -290,13 +304,13 @@ KERNEL(int, attend)
  int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
  int64_t path_width, const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd, float scale,
  int64_t window) {
-  Call c = {q, q_stride, keys, values, tables, sequence, prefix, path, n_path, out, table_width, path_width, heads, kv_heads,
+  int64_t per_kv = heads / kv_heads, seen = 0, longest = 0;
+  Call c = {q, q_stride, keys, values, tables, sequence, prefix, path, n_path, out, table_width, path_width, per_kv, kv_heads,
             hd, window, scale, bf16};
   int wrong = check(&c, rows, sequences, n_blocks);
   if (wrong) return wrong;
-  int64_t per_kv = heads / kv_heads, seen = 0, longest = 0;
   for (int64_t i = 0; i < rows; i++) {
-    int64_t n = c.prefix[i] + c.n_path[i] - start_of(&c, i);
+    int64_t n = prefix[i] + n_path[i] - start_of(&c, i);
     seen += n;
     longest = greatest(longest, n);
   }
@@ -307,15 +321,18 @@ KERNEL(int, attend)
 
   Tile *tiles = malloc((size_t)(rows + 1) * sizeof(Tile));
   if (!tiles) return NO_MEMORY;
-  int64_t n_tiles = 0, slots = 0;
+  Job job = {.call = &c, .tiles = tiles};
   for (int64_t i = 0, next; i < rows; i = next) {
     for (next = i + 1; next < rows && next - i < most && sequence[next] == sequence[i];) next++;
-    tiles[n_tiles] = tile_of(&c, i, next);
-    slots = greatest(slots, (tiles[n_tiles].hi - tiles[n_tiles].lo) * BLOCK);
-    n_tiles++;
+    Tile t = tiles[job.n_tiles++] = tile_of(&c, i, next);
+    job.room.rows = greatest(job.room.rows, next - i);
+    job.room.queries = greatest(job.room.queries, t.queries);
+    for (int64_t k = i; k < next; k++)
+      job.room.places = greatest(job.room.places, up16(greatest(t.hi * BLOCK, prefix[k] + n_path[k]) - t.base));
   }
-  Tiles all = {&c, tiles, n_tiles, most * per_kv, slots, OK};
-  specdec_parallel(threads, kv_heads * n_tiles, tile_chunk, &all);
+  int64_t rounds = (kv_heads + threads - 1) / threads;
+  if (job.n_tiles == 1 && 5 * kv_heads < 4 * threads * rounds) job.wrong = split(&job, threads);
+  else specdec_parallel(threads, kv_heads * job.n_tiles, tile_chunk, &job);
   free(tiles);
-  return all.wrong;
+  return job.wrong;
 }

@@ -10,18 +10,13 @@
 
 #include "pointwise.h"
 #include "products.h"
+#include "rows.h"
 #include "threads.h"
 
 #define SLAB 64           // rows that a chunk takes at once
 #define MOST_HEAD 256     // entries of a head
 #define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
-
-int NAME3(attend, SPECDEC_ISA)(const float *q, int64_t q_stride, const void *keys, const void *values, int bf16,
-                               int64_t n_blocks, const int32_t *tables, int64_t sequences, int64_t table_width,
-                               const int32_t *sequence, const int32_t *prefix, const int32_t *path, int64_t path_width,
-                               const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd,
-                               float scale, int64_t window);
 
 enum { OK, BAD_ROW, BAD_BLOCK, NO_MEMORY, BAD_TOKEN };
 

@@ -1,0 +1,13 @@
+// Attention for whoever runs a whole pass in this instruction set; attention.c says what it computes.
+#ifndef SPECDEC_ROWS_H
+#define SPECDEC_ROWS_H
+
+#include "simd.h"
+
+KERNEL(int, attend)
+(const float *q, int64_t q_stride, const void *keys, const void *values, int bf16, int64_t n_blocks, const int32_t *tables,
+ int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
+ int64_t path_width, const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd, float scale,
+ int64_t window);
+
+#endif
