@@ -6,12 +6,16 @@ pages a pass must be looked up; on pages of 2 MiB the same kernels read a third 
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
+import time
 from threading import Lock
 
 import torch
 from torch import Tensor
+
+from specdec.kernels.library import LONG, POINTER, Library
 
 PAGE = 2 << 20
 CHUNK = 32 << 20
@@ -44,3 +48,18 @@ def _map(size: int) -> Tensor:
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -whole.data_ptr() % PAGE
     return whole[start : start + size]
+
+
+def read_rate(library: Library, n_bytes: int, repeats: int = 5) -> float:
+    """Bytes a second at which the threads read memory that is laid out like weights: the best of some passes over it.
+
+    A pass over a model's weights cannot be faster than its bytes at this rate, as long as they exceed the caches.
+    """
+    stream = library.function("stream", POINTER, LONG, returns=LONG)
+    memory = _map(max(n_bytes, PAGE)).fill_(1)
+    best = math.inf
+    for _ in range(repeats):
+        started = time.perf_counter()
+        stream(memory.data_ptr(), len(memory))
+        best = min(best, time.perf_counter() - started)
+    return len(memory) / best

@@ -26,7 +26,7 @@ class Batch:
     """int64 [M] max(prompt length, position + 1): the context length that length-dependent rope scalings go by"""
     rows: Rows
     wanted: Tensor
-    """int64 [W] rows whose logits are wanted"""
+    """int64 [W] rows whose logits are wanted, increasing"""
 
 
 @dataclass(frozen=True, slots=True)
