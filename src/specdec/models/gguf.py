@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -100,6 +99,18 @@ class _Cursor:
         self.at = end
         return data[start:end].decode()
 
+    def strings(self, count: int) -> list[str]:
+        """Many of them: a vocabulary and its merges are a hundred thousand."""
+        data, at, length_of, found = self.data, self.at, struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            start = at + 8
+            at = start + length_of(data, at)[0]
+            if at > len(data):
+                raise EOFError
+            found.append(data[start:at].decode())
+        self.at = at
+        return found
+
     def value(self, kind: int, depth: int) -> Any:
         """A value inside ``depth`` arrays."""
         if kind == _STRING:
@@ -116,9 +127,10 @@ class _Cursor:
         kind, count = self.scalar("I"), self.scalar("Q")
         if count > len(self.data):
             raise EOFError
+        if kind == _STRING:
+            return self.strings(count)
         if kind not in _SCALARS:
-            read: Callable[[], Any] = self.string if kind == _STRING else lambda: self.value(kind, depth)
-            return [read() for _ in range(count)]
+            return [self.value(kind, depth) for _ in range(count)]
         values = np.frombuffer(self.data, dtype="<" + _SCALARS[kind], count=count, offset=self.at)
         self.at += values.nbytes
         return list(values.tolist())

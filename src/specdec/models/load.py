@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.config import Precision, check_precision
 from specdec.kernels.base import Kernels
-from specdec.models import checkpoint, gguf, gguf_model
+from specdec.models import checkpoint, gguf_model
 from specdec.models.checkpoint import CheckpointWeights
 from specdec.models.decoder import Decoder, Layer
 from specdec.models.errors import ModelError
@@ -36,7 +36,7 @@ def load_model(source: Source, precision: Precision, kernels: Kernels, device: t
     check_precision(precision)
     if precision == "auto":
         precision = "blocks" if device.type == "cpu" else "bf16"
-    weights: Weights = GgufWeights(gguf.read(source.path)) if source.kind == "gguf" else CheckpointWeights(source.path)
+    weights: Weights = GgufWeights(source.header) if source.kind == "gguf" else CheckpointWeights(source.path)
     model = _Builder(weights, precision, kernels, device).decoder()
     weights.check_all_used()
     return model
@@ -44,7 +44,7 @@ def load_model(source: Source, precision: Precision, kernels: Kernels, device: t
 
 def end_tokens(source: Source) -> frozenset[int]:
     """Every token that any of the model's files names as the end of a text or of a turn."""
-    return gguf_model.end_tokens(gguf.read(source.path)) if source.kind == "gguf" else checkpoint.end_tokens(source.path)
+    return gguf_model.end_tokens(source.header) if source.kind == "gguf" else checkpoint.end_tokens(source.path)
 
 
 def load_tokenizer(source: Source) -> Tokenizer:
@@ -55,7 +55,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
     """
     if source.kind == "folder":
         return Tokenizer.from_folder(source.path)
-    metadata = gguf.read(source.path).metadata
+    metadata = source.header.metadata
     try:
         return Tokenizer.from_gguf(metadata)
     except ModelError as error:

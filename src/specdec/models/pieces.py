@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _BYTE_OF = {
     **{chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_PLAIN)))},
 }
 """GPT-2 writes each byte as a printable character: itself where it is one, else one from U+0100 on."""
+_TO_LATIN = dict.fromkeys(range(256), 65535) | {ord(character): byte for character, byte in _BYTE_OF.items()}
+"""The same for str.translate, to characters of Latin 1, which are bytes; other ones of Latin 1 are sent out of it."""
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -70,8 +73,9 @@ class PieceRules:
 
     def to_bytes(self, piece: str) -> bytes:
         """The bytes of a piece."""
-        if self.byte_characters and all(character in _BYTE_OF for character in piece):
-            return bytes(_BYTE_OF[character] for character in piece)
+        if self.byte_characters:
+            with suppress(UnicodeEncodeError):  # a piece with another character is plain text
+                return piece.translate(_TO_LATIN).encode("latin-1")
         if self.byte_names and (name := _BYTE.fullmatch(piece)):
             return bytes([int(name[1], 16)])
         return (piece.replace(self.space, " ") if self.space else piece).encode()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
 from platformdirs import user_cache_path
 
+from specdec.models import gguf
 from specdec.models.errors import ModelError
+from specdec.models.gguf import GgufFile
 from specdec.models.packaged import PackagedModel, fetch
 
 __all__ = ["ALIASES", "ModelError", "Source", "cache_folder", "resolve"]
@@ -31,7 +34,7 @@ _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _WAYS: Final = "a folder in Hugging Face layout, a .gguf file, or one of the names " + ", ".join(ALIASES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """A model on this machine."""
 
@@ -40,6 +43,15 @@ class Source:
     kind: Literal["folder", "gguf"]
     path: Path
     """The folder, or the GGUF file."""
+
+    @cached_property
+    def header(self) -> GgufFile:
+        """The header of a GGUF file, read once: weights, tokenizer and end tokens are all described there.
+
+        Raises:
+            ModelError: the file is not GGUF, or damaged.
+        """
+        return gguf.read(self.path)
 
 
 def resolve(name: str, *, revision: str | None = None, progress: bool = False) -> Source:

@@ -54,13 +54,14 @@ class Tokenizer:
         self.template = ChatTemplate(templates, self.special_tokens)
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
         rules = PieceRules.of(backend)
         self.drops_first_space = rules.drops_first_space
         self.pieces = [b""] * self.vocab_size
         """The bytes that each token stands for."""
-        for piece, i in backend.get_vocab(with_added_tokens=True).items():
+        for piece, i in vocabulary.items():
             self.pieces[i] = rules.to_bytes(piece)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         # Some markers are not flagged special, so that they show in text; a template that mentions one gives it a meaning.
