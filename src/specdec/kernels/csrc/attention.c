@@ -342,8 +342,7 @@ KERNEL(int, attend)
     for (int64_t k = i; k < next; k++)
       job.room.places = greatest(job.room.places, up16(greatest(t.hi * BLOCK, prefix[k] + n_path[k]) - t.base));
   }
-  int64_t rounds = (kv_heads + threads - 1) / threads;
-  if (job.n_tiles == 1 && 5 * kv_heads < 4 * threads * rounds) job.wrong = split(&job, threads);
+  if (job.n_tiles == 1 && kv_heads < threads) job.wrong = split(&job, threads);
   else specdec_parallel(threads, kv_heads * job.n_tiles, tile_chunk, &job);
   free(tiles);
   return job.wrong;
