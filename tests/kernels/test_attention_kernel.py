@@ -185,20 +185,25 @@ def test_unseen_slots_change_no_bit(kernels: Kernels, window: int) -> None:
         same(paged.attend(q, rows, window)[i], right[i])
 
 
+MANY = [*burst(0, 280, 300), *burst(1, 245, 260)]
+FEW = [Row(0, 1190, (1190, 1192, 1199)), Row(0, 1201)]
+
+
 @native
-def test_threads_change_no_bit(kernels: Kernels) -> None:
-    """More work than one thread is given, split over one and over two."""
-    paged = Paged(kernels, [300, 260], heads=9, kv_heads=3, hd=64)
-    rows = [*burst(0, 280, 300), *burst(1, 245, 260)]
+@pytest.mark.parametrize(("rows", "hd", "window"), [(MANY, 64, 0), (FEW, 64, 0), (FEW, 64, 1100), (FEW, 72, 0)])
+def test_threads_change_no_bit(kernels: Kernels, rows: list[Row], hd: int, window: int) -> None:
+    """More work than one thread is given, by tiles of rows, and by keys and entries of the head where the rows are few."""
+    paged = Paged(kernels, [1202, 260], heads=9, kv_heads=3, hd=hd)
     q, before, results = paged.queries(len(rows)), torch.get_num_threads(), []
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 4):
             set_threads(threads)
-            results.append(paged.attend(q, rows))
+            results.append(paged.attend(q, rows, window))
     finally:
         set_threads(before)
-    same(*results)
-    same(results[0][-3:], paged.alone(q[-3:], rows[-3:]))
+    same(results[1], results[0])
+    same(results[2], results[0])
+    same(results[0][-1:], paged.alone(q[-1:], rows[-1:], window))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -93,14 +93,25 @@ static void score_blocks_of(const Call *c, const Tile *t, const Work *w, int64_t
                 w->scores + k * w->width + b * BLOCK, w->width);
 }
 
-// One query's scores become probabilities, those of its path behind those of its prefix.
-static void soften_query(const Call *c, const Tile *t, const Work *w, int64_t k) {
-  int64_t i = t->first + k / c->per_kv, skip = path_start(c, i), n = c->n_path[i], end = c->prefix[i] - t->base;
-  const int32_t *path = c->path + i * c->path_width;
-  float *s = w->scores + k * w->width, *taken = s + w->width - c->path_width;
-  for (int64_t a = skip; a < n; a++) taken[a] = s[path[a] - t->base];
-  for (int64_t a = skip; a < n; a++) s[end + a] = taken[a];
-  w->den[k] = soften(s, start_of(c, i) - t->base, end + n);
+// Scores of queries [k, end) become probabilities, those of a path behind those of the prefix. All maxima come first: the
+// exponentials of one query then need not wait for the latency of its own.
+static void soften_queries(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t end) {
+  float most[MOST];
+  for (int64_t last; k < end; k = last) {
+    last = least(k + MOST, end);
+    for (int64_t r = k; r < last; r++) {
+      int64_t i = t->first + r / c->per_kv, skip = path_start(c, i), n = c->n_path[i], behind = c->prefix[i] - t->base;
+      const int32_t *path = c->path + i * c->path_width;
+      float *s = w->scores + r * w->width, *taken = s + w->width - c->path_width;
+      for (int64_t a = skip; a < n; a++) taken[a] = s[path[a] - t->base];
+      for (int64_t a = skip; a < n; a++) s[behind + a] = taken[a];
+      most[r - k] = maximum(s, start_of(c, i) - t->base, behind + n);
+    }
+    for (int64_t r = k; r < last; r++) {
+      int64_t i = t->first + r / c->per_kv;
+      w->den[r] = soften(w->scores + r * w->width, start_of(c, i) - t->base, c->prefix[i] - t->base + c->n_path[i], most[r - k]);
+    }
+  }
 }
 
 // Add the values of slots [from, to) to n queries, entries [d, end) of the head.
@@ -260,7 +271,7 @@ static void tile_chunk(void *context, int64_t i) {
   }
   prepare(c, t, kv, &w);
   score_blocks_of(c, t, &w, 0, t->hi - t->lo);
-  for (int64_t k = 0; k < t->queries; k++) soften_query(c, t, &w, k);
+  soften_queries(c, t, &w, 0, t->queries);
   weigh_entries_of(c, t, kv, &w, 0, c->hd);
 }
 
@@ -272,7 +283,8 @@ static void score_chunk(void *context, int64_t i) {
 }
 static void soften_chunk(void *context, int64_t i) {
   Job *job = context;
-  soften_query(job->call, job->tiles, job->works + i / job->tiles->queries, i % job->tiles->queries);
+  int64_t k = i % job->tiles->queries;
+  soften_queries(job->call, job->tiles, job->works + i / job->tiles->queries, k, k + 1);
 }
 static void weigh_chunk(void *context, int64_t i) {
   Job *job = context;
@@ -330,8 +342,7 @@ KERNEL(int, attend)
     for (int64_t k = i; k < next; k++)
       job.room.places = greatest(job.room.places, up16(greatest(t.hi * BLOCK, prefix[k] + n_path[k]) - t.base));
   }
-  int64_t rounds = (kv_heads + threads - 1) / threads;
-  if (job.n_tiles == 1 && 5 * kv_heads < 4 * threads * rounds) job.wrong = split(&job, threads);
+  if (job.n_tiles == 1 && kv_heads < threads) job.wrong = split(&job, threads);
   else specdec_parallel(threads, kv_heads * job.n_tiles, tile_chunk, &job);
   free(tiles);
   return job.wrong;

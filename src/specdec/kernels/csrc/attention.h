@@ -74,17 +74,22 @@ ALWAYS void score_blocks(const int R, const int bf16, const float *q, int64_t hd
   for (; b < n_blocks; b++) score(R, 1, bf16, q, hd, keys, at + b, s + b * BLOCK, width);
 }
 
-// Scores [from, to) of s become probabilities before division, p = exp(s - max); returns their sum. `from` and `to` count
-// from a position that is a multiple of 16; lanes that share a vector with them are set to 0, which adds nothing.
-static float soften(float *s, int64_t from, int64_t to) {
+// Maximum of scores [from, to) of s, which count from a position that is a multiple of 16. Lanes that share a vector with them
+// are emptied.
+static float maximum(float *s, int64_t from, int64_t to) {
   int64_t begin = from & ~(int64_t)15, end = (to + 15) & ~(int64_t)15;
   for (int64_t j = begin; j < from; j++) s[j] = -INFINITY;
   for (int64_t j = to; j < end; j++) s[j] = -INFINITY;
-  f32x16 most = f_set1(-INFINITY), sum = f_zero();
+  f32x16 most = f_set1(-INFINITY);
   for (int64_t j = begin; j < end; j += LANES) most = f_max(f_load(s + j), most);
-  most = f_set1(f_max_lanes(most));
-  for (int64_t j = begin; j < end; j += LANES) {
-    f32x16 p = f_exp(f_sub(f_load(s + j), most));
+  return f_max_lanes(most);
+}
+
+// The same scores become probabilities before division, p = exp(s - m), and empty lanes 0; returns their sum.
+static float soften(float *s, int64_t from, int64_t to, float m) {
+  f32x16 sum = f_zero();
+  for (int64_t j = from & ~(int64_t)15; j < to; j += LANES) {
+    f32x16 p = f_exp(f_sub(f_load(s + j), f_set1(m)));
     f_store(s + j, p);
     sum = f_add(sum, p);
   }

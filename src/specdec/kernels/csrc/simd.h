@@ -123,15 +123,14 @@ ALWAYS f32x16 f_exp(f32x16 x) {
   return f_select_lt(x, f_set1(lowest), f_zero(), f_mul(p, i_float_bits(exponent)));
 }
 
-// Store rounded to bfloat16, ties to even; NaN stays NaN.
+// Store rounded to bfloat16, ties to even; NaN stays NaN (x + x is x, made quiet).
 ALWAYS void f_store_bf16(uint16_t *p, f32x16 x) {
   i32x16 u = f_bits(x);
   u = i_add(i_add(u, i_set1(0x7fff)), i_and(i_shr(u, 16), i_set1(1)));
+  u = f_bits(f_select_lt(f_set1(-1.0f), f_abs(x), i_float_bits(u), f_add(x, x)));
   int32_t t[16];
-  float original[16];
   i_store(t, i_shr(u, 16));
-  f_store(original, x);
-  for (int i = 0; i < 16; i++) p[i] = original[i] == original[i] ? (uint16_t)t[i] : (uint16_t)((float_bits(original[i]) >> 16) | 0x40);
+  for (int i = 0; i < 16; i++) p[i] = (uint16_t)t[i];
 }
 
 #endif
