@@ -30,7 +30,7 @@ check: venv
 
 bench: venv
 	$(BIN)/python bench/kernels.py
-	$(BIN)/python bench/speculation.py
+	$(BIN)/specdec bench
 
 # Verifies and times the paths of an accelerator; says so and passes where there is none.
 gpu-check: venv
