@@ -17,6 +17,9 @@ from specdec.config import ConfigError
 
 SCHEMA = 1
 
+MODES = ("off", "on")
+"""The modes of ``specdec bench``: speculation off, and on."""
+
 ALL = "all"
 """The task of a summary over all tasks."""
 

@@ -17,13 +17,12 @@ from typing import Any
 from specdec.bench.cost import relative_costs
 from specdec.bench.prompts import Prompt, digest
 from specdec.bench.provenance import provenance
-from specdec.bench.result import Report, Timing
+from specdec.bench.result import MODES, Report, Timing
 from specdec.bench.summary import gaps, summarise
 from specdec.config import ConfigError, SamplingParams
 from specdec.llm import LLM, RequestError, Stream
 from specdec.results import Result
 
-MODES = ("off", "on")
 WARM_UP = 8
 """Tokens of a request before the first measured one: pages are touched and threads started."""
 
