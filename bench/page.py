@@ -40,6 +40,7 @@ made by hand are lost. Each table says which file and which command it comes fro
 - *τ* is the mean of tokens emitted per pass. *S/τ* is the share of it that became speed: the rest went into wider passes,
   drafting and verification.
 - *accepted at depth d* counts only drafts of which the first d − 1 tokens were right.
+- With several requests in flight, these are the figures of each request; *all together* is the rate of all of them.
 - *v(M)* is what a pass of M rows costs over a pass of one row, at 128 cached tokens, measured in the same run.
 - *Peak memory* is the most that the process held at once, with both engines in it.
 """
@@ -151,6 +152,9 @@ def _speculation(name: str, report: Report, temperature: float) -> str:
     )
     worst = min((on for _, on in rows[:-1]), key=lambda row: row.speedup or 0.0, default=None)
     note = "" if worst is None else f"\nWorst task: {worst.task}, {_number(worst.speedup)} times the speed of off.\n"
+    together = [report.throughput(mode, temperature) for mode in MODES]
+    if report.settings["concurrency"] > 1 and all(together):
+        note += f"\nAll together: {_number(together[0], 1)} tokens/s off, {_number(together[1], 1)} on.\n"
     image = f"![tokens per second by task](images/{speed_image(name, temperature)})"
     return f"\n#### Temperature {temperature:g}\n\n{speed}{note}\n{image}\n\n{waiting}\n{accepted}"
 

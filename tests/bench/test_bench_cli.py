@@ -94,10 +94,22 @@ def test_compare(tmp_path: Path) -> None:
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["bench", "compare", *(str(tmp_path / f"{x}.json") for x in "ab")])
     assert result.exit_code == 0, result.output
     assert "warning: not measured alike: cpu: Abacus 3000 against other" in result.stderr
+    assert "a: a.json\nb: b.json; ratios are b over a\n" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["off", "chat", "0.5", "1.0", "2.00", "2.10", "1.00"] in rows
     assert ["all", "1.0", "1.0", "1.00", "1.00", "1.00"] in rows
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_compare_with_another_program(tmp_path: Path) -> None:
+    """Its modes stand against this engine's fastest, which is named."""
+    save(report(timing("off", "chat-1", 22.0), timing("on", "chat-1", 11.0)), tmp_path / "a.json")
+    save(report(timing("llama.cpp lookup", "chat-1", 22.0)), tmp_path / "b.json")
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["bench", "compare", *(str(tmp_path / f"{x}.json") for x in "ab")])
+    assert "a: a.json, its fastest mode: on\n" in result.stdout
+    assert ["llama.cpp", "lookup", "chat", "1.0", "0.5", "0.50", "0.48", "1.00"] in [
+        line.split() for line in result.stdout.splitlines()
+    ]
 
 
 def test_compare_with_a_bad_file(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ def test_only_like_stands_beside_like(page) -> None:
     assert [row[0] for row in table(text, "program")] == ["fast plain", "slow plain"]
 
 
+def test_several_in_flight(page) -> None:
+    """The rate of all requests together: the median of the turns, from their own clock."""
+    turns = [
+        {"mode": m, "temperature": 0.0, "turn": t, "seconds": s, "tokens": 100}
+        for m in ("off", "on")
+        for t, s in ((0, 10.0), (1, 10.0), (2, 50.0))
+    ]
+    text = page.document({"made": own(settings={**own().settings, "concurrency": 4}, turns=tuple(turns))})
+    assert "All together: 10.0 tokens/s off, 10.0 on." in text
+    assert "All together" not in page.document({"made": own(turns=tuple(turns))})
+
+
 def test_without_results(page) -> None:
     """The page says how to make the first."""
     text = page.document({})

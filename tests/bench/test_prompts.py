@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections import Counter
 from pathlib import Path
@@ -99,3 +100,15 @@ def test_the_digest_is_of_what_is_asked() -> None:
     a, b = Prompt("1", "chat", "x"), Prompt("2", "chat", "y")
     assert prompts.digest([a, b]) == prompts.digest([Prompt("1", "chat", "x"), b])
     assert len({prompts.digest(some) for some in ([a, b], [b, a], [a], [a, Prompt("2", "chat", "z")])}) == 4
+
+
+def test_compressed(tmp_path: Path) -> None:
+    """HumanEval is handed out that way; half a file is told so."""
+    whole = gzip.compress(b'{"task_id": "HumanEval/0", "prompt": "def f():"}\n')
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(whole)
+    assert prompts.load(path) == [Prompt("HumanEval/0", "code", "def f():")]
+    for broken in (whole[:-6], b"no gzip"):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"HumanEval\.jsonl\.gz is not a whole gzip file"):
+            prompts.load(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ class Prompt:
 
 
 def load(path: Path) -> list[Prompt]:
-    """Read prompts; empty lines are skipped.
+    """Read prompts, from a gzip file too where the name ends in ``.gz``; empty lines are skipped.
 
     A line is an object with ``prompt`` (text) or ``messages`` (a conversation), and may have ``id`` and ``task``. A line of
     HumanEval (``task_id`` and ``prompt``) is known by its ``task_id``, which becomes the id; its task is ``code``. Other
@@ -39,10 +41,7 @@ def load(path: Path) -> list[Prompt]:
     Raises:
         ConfigError: a line cannot be used, two prompts share an id, or there is none; the message names file and line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    lines = _lines(path)
     prompts: dict[str, Prompt] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -79,6 +78,16 @@ def digest(prompts: list[Prompt]) -> str:
     """SHA-256 of what is asked, in order: two measurements with the same one asked the same."""
     asked = [[prompt.id, prompt.task, prompt.request] for prompt in prompts]
     return hashlib.sha256(json.dumps(asked, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+
+
+def _lines(path: Path) -> list[str]:
+    data = path.read_bytes()
+    try:
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{path} is not a whole gzip file: {error}") from error
 
 
 def _read(line: str, where: str, number: int) -> Prompt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,11 @@ class Report:
         key = (mode, task, wanted)
         return next((row for row in self.summary if (row.mode, row.task, row.temperature) == key), None)
 
+    def throughput(self, mode: str, temperature: float) -> float | None:
+        """Tokens per second of all requests in flight together, the median of the turns; None where turns are not told."""
+        turns = [turn for turn in self.turns if (turn["mode"], turn["temperature"]) == (mode, temperature)]
+        return statistics.median(turn["tokens"] / turn["seconds"] for turn in turns) if turns else None
+
     def fact(self, name: str) -> Any:
         """A setting, or what the provenance says of it."""
         return self.settings.get(name, self.provenance.get(name))
@@ -147,6 +153,8 @@ def load(path: Path) -> Report:
             row["acceptance_by_depth"] = tuple(row["acceptance_by_depth"])
     data["summary"] = tuple(Summary(**row) for row in rows)
     data["modes"], data["turns"] = tuple(data["modes"]), tuple(data.get("turns", ()))
+    for i, turn in enumerate(data["turns"]):
+        _checked(turn, _TURN, f"{where}: turns[{i}]")
     report = Report(**data)
     if not report.modes:
         raise ConfigError(f"{where}: modes is empty")
@@ -193,6 +201,13 @@ _SUMMARY: dict[str, tuple[type, ...]] = {
     "acceptance_by_depth": (list, type(None)),
     "speedup": _NUMBER,
     "speedup_decoding": _NUMBER,
+}
+_TURN: dict[str, tuple[type, ...]] = {
+    "mode": (str,),
+    "temperature": (int, float),
+    "turn": (int,),
+    "seconds": (int, float),
+    "tokens": (int,),
 }
 _OPTIONAL: dict[str, tuple[type, ...]] = {"turns": (list,), "temperature": (int, float), "stats": (dict, type(None))}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,10 @@ def tables(report: Report) -> Iterator[RenderableType]:
     """Speed, waiting times and what is behind them, for each temperature."""
     yield _heading(report)
     for temperature in report.temperatures:
-        yield _title(f"tokens per second, temperature {temperature:g}")
+        each = " of each request" if report.settings["concurrency"] > 1 else ""
+        yield _title(f"tokens per second{each}, temperature {temperature:g}")
         yield _speed(report, temperature)
-        yield _title("milliseconds: to the first token, then between tokens (quantiles of a typical prompt)")
+        yield _title("milliseconds to the first token, and between tokens")
         yield _waiting(report, temperature)
         yield ""
         yield _drafts(report, temperature)
@@ -38,15 +38,16 @@ def tables(report: Report) -> Iterator[RenderableType]:
 
 def ratios(found: list[Pair], a: str, b: str) -> Iterator[RenderableType]:
     """One row per mode and task of two results."""
-    yield _title(f"{b} over {a}: above 1 is faster, except for the first token, where below 1 is")
+    others = dict.fromkeys(pair.a.mode for pair in found if pair.a.mode != pair.b.mode)
+    yield _title(f"a: {a}" + (f", its fastest mode: {', '.join(others)}" if others else ""))
+    yield Text(f"b: {b}; ratios are b over a", style="italic")
     table = _table("mode", "task")
-    for name in ("tokens/s a", "b", "ratio", "decode ratio", "1st token ratio"):
+    for name in ("tokens/s a", "b", "ratio", "decoding", "1st token"):
         table.add_column(name, justify="right")
     several = len({pair.a.temperature for pair in found}) > 1
     section = None
     for pair in found:
-        modes = pair.b.mode if pair.a.mode == pair.b.mode else f"{pair.b.mode} / {pair.a.mode}"
-        mode = modes + (f" T={pair.a.temperature:g}" if several else "")
+        mode = pair.b.mode + (f" T={pair.a.temperature:g}" if several else "")
         if section not in (None, mode):
             table.add_section()
         speed = f"{pair.a.tokens_per_second:.1f}", f"{pair.b.tokens_per_second:.1f}", f"{pair.speed:.2f}"
@@ -123,8 +124,9 @@ def _drafts(report: Report, temperature: float) -> Table:
         worst = min(by_task, key=lambda row: row.speedup or 0.0)
         grid.add_row("worst task", f"{worst.task}, {number(worst.speedup)} times the speed of off")
     if report.settings["concurrency"] > 1:
-        off, on = (_together(report, mode, temperature) for mode in report.modes)
-        grid.add_row("all together", f"{off:.1f} tokens/s off, {on:.1f} on: {on / off:.2f} times as fast")
+        off, on = (report.throughput(mode, temperature) for mode in report.modes)
+        if off and on:
+            grid.add_row("all together", f"{off:.1f} tokens/s off, {on:.1f} on: {on / off:.2f} times as fast")
     return grid
 
 
@@ -134,12 +136,6 @@ def _facts(report: Report) -> Table:
     memory = report.peak_memory_bytes
     grid.add_row("peak memory", "not told here" if memory is None else f"{memory / 1e6:,.0f} MB, both engines together")
     return grid
-
-
-def _together(report: Report, mode: str, temperature: float) -> float:
-    """Tokens per second of wall-clock time, all requests together; the median of the turns."""
-    turns = [turn for turn in report.turns if (turn["mode"], turn["temperature"]) == (mode, temperature)]
-    return statistics.median(float(turn["tokens"] / turn["seconds"]) for turn in turns)
 
 
 def _rows(report: Report, temperature: float) -> list[tuple[Summary, Summary]]:
