@@ -71,7 +71,7 @@ def _heading(report: Report) -> Text:
     text = Text(f"{facts['model']}, {facts['precision']}, {facts['kernels']}, {facts['threads']} threads, {facts['cpu']}\n")
     text.append(
         f"{n_prompts} prompts, up to {settings['max_tokens']} tokens, {settings['concurrency']} in flight, "
-        f"{settings['repeats']} turns, speculation {', '.join(settings['speculation'])}\n"
+        f"repeats {settings['repeats']}, speculation {', '.join(settings['speculation'])}\n"
     )
     return text.append(f"identical: all {len(report.runs)} runs gave the tokens of plain decoding", style="bold green")
 
