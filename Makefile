@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check bench gpu-check clean
+.PHONY: venv demo test check bench benchmarks-doc gpu-check clean
 
 venv: $(STAMP)
 
@@ -30,7 +30,12 @@ check: venv
 
 bench: venv
 	$(BIN)/python bench/kernels.py
-	$(BIN)/python bench/speculation.py
+	$(BIN)/specdec bench
+
+# docs/benchmarks.md and its plots, from the files in bench/results.
+benchmarks-doc: venv
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]'
+	$(BIN)/python bench/report.py
 
 # Verifies and times the paths of an accelerator; says so and passes where there is none.
 gpu-check: venv

@@ -2,11 +2,11 @@
 
     python bench/drafters.py time                          microseconds per propose and observe
     python bench/drafters.py replay --text FILE            bytes of a text as tokens; the first half is the prompt
-    python bench/drafters.py replay --traces FILE.jsonl    recorded outputs: one {"prompt", "output", "top", "kind"} a line
+    python bench/drafters.py replay --traces FILE.jsonl    recorded outputs: one {"prompt", "output", "top", "task"} a line
 
 ``prompt`` and ``output`` are token ids; ``top``, if there, holds for each output token the target's best successors at
 that place, so that token recycling can learn as it does in the engine; without it, it learns the token that came. A replay
-has no logits for rejected nodes, from which recycling learns too: its figures are a lower bound. ``kind`` groups the report.
+has no logits for rejected nodes, from which recycling learns too: its figures are a lower bound. ``task`` groups the report.
 
 ``tau`` is mean tokens per pass, ``nodes`` mean drafted nodes per pass, ``gain`` tau over the mean cost of a pass, by the
 table ``--cost`` of rows to cost (a straight line in between), drafting itself not counted.
@@ -41,7 +41,7 @@ class Trace:
     prompt: list[int]
     output: list[int]
     top: list[list[int]]
-    kind: str = "text"
+    task: str = "text"
 
 
 @dataclasses.dataclass
@@ -73,10 +73,10 @@ def recorded_top(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def replay(drafter: Drafter | None, traces: list[Trace], budget: int, cost: Callable[[int], float]) -> dict[str, Tally]:
-    """Decode every trace in turn with drafts checked against what was recorded; tallies by kind of text."""
+    """Decode every trace in turn with drafts checked against what was recorded; tallies by task."""
     tallies: dict[str, Tally] = {}
     for number, trace in enumerate(traces):
-        tally = tallies.setdefault(trace.kind, Tally())
+        tally = tallies.setdefault(trace.task, Tally())
         row = sequence(number, trace.prompt, frozenset())
         done = 0
         while done < len(trace.output):
@@ -117,7 +117,7 @@ def read_traces(path: Path, k: int) -> list[Trace]:
         record: dict[str, Any] = json.loads(line)
         output = record["output"]
         top = record.get("top") or [[token] + [-1] * (k - 1) for token in output]
-        traces.append(Trace(record["prompt"], output, top, record.get("kind", "text")))
+        traces.append(Trace(record["prompt"], output, top, record.get("task", "text")))
     return traces
 
 
@@ -191,11 +191,11 @@ def main() -> None:
             read_traces(arguments.traces, k) if arguments.traces else []
         )
         total = Tally()
-        for kind, tally in sorted(replay(drafter, traces, config.max_nodes, cost).items()):
-            print(f"{method:18} {kind:8} {tally}")
+        for task, tally in sorted(replay(drafter, traces, config.max_nodes, cost).items()):
+            print(f"{method:18} {task:9} {tally}")
             for name in ("passes", "emitted", "nodes", "cost"):
                 setattr(total, name, getattr(total, name) + getattr(tally, name))
-        print(f"{method:18} {'all':8} {total}")
+        print(f"{method:18} {'all':9} {total}")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from provenance import provenance
 from torch import Tensor
 
 from specdec import kernels
+from specdec.bench.provenance import provenance
 from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import GROUP, LANES, BlockWeight, DenseWeight, Kernels, Rows
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
 from torch import Tensor
 
 from specdec import attention, kernels
+from specdec.bench.provenance import provenance
 from specdec.config import PRECISIONS, Precision, SamplingParams
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable

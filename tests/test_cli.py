@@ -80,7 +80,7 @@ def test_version() -> None:
 
 def test_every_verb_has_help() -> None:
     """Each command says what it does, and generate says when the chat template is used."""
-    for verb in ("generate", "chat", "pull", "info"):
+    for verb in ("generate", "chat", "pull", "info", "bench"):
         result = CliRunner().invoke(app, [verb, "--help"])
         assert result.exit_code == 0
     words = " ".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["generate", "--help"]).stdout.split())

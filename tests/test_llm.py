@@ -196,7 +196,10 @@ def test_open_streams_share_passes(llm: LLM) -> None:
     """Two streams read in turns, and a batch in the middle, give what each gives alone."""
     alone = [llm.generate(p, GREEDY)[0].text for p in ("one", "two", "three")]
     a, b = llm.stream("one", GREEDY), llm.stream("two", GREEDY)
-    texts = [next(a).text, next(b).text]
+    assert not a.ready  # nothing has run
+    texts = [next(a).text]
+    assert b.ready  # the pass that a waited for was b's too
+    texts.append(next(b).text)
     (third,) = llm.generate("three", GREEDY)
     texts = [texts[0] + "".join(c.text for c in a), texts[1] + "".join(c.text for c in b), third.text]
     assert texts == alone

@@ -328,6 +328,11 @@ class Stream(Iterator[Chunk]):
         raise StopIteration
 
     @property
+    def ready(self) -> bool:
+        """Is a chunk there, so that the next one comes without a pass?"""
+        return any(run.chunks for run in self._runs)
+
+    @property
     def results(self) -> list[Result]:
         """The answers that have ended so far."""
         return [run.result for run in self._runs if run.result]

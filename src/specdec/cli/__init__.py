@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
+from specdec.cli import bench
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.info import info
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, pull, info):
     app.command()(command)
+app.add_typer(bench.app)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,238 @@
+"""The measurement: the same engine with speculation off and on, in turns, over the same prompts.
+
+Speculation may change the speed and nothing else, so the tokens of all runs of a prompt must be the same; a measurement in
+which they are not is broken off.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.bench.cost import relative_costs
+from specdec.bench.prompts import Prompt, digest
+from specdec.bench.provenance import provenance
+from specdec.bench.result import MODES, Report, Timing
+from specdec.bench.summary import gaps, summarise
+from specdec.config import ConfigError, SamplingParams
+from specdec.llm import LLM, RequestError, Stream
+from specdec.results import Result
+
+WARM_UP = 8
+"""Tokens of a request before the first measured one: pages are touched and threads started."""
+
+
+class Changed(Exception):
+    """Two runs of one prompt gave different tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to measure."""
+
+    temperatures: tuple[float, ...]
+    params: SamplingParams
+    """Everything but the temperature; the seed is given."""
+    concurrency: int
+    """Requests in flight; the next one starts as soon as one ends."""
+    repeats: int
+    """Turns; every second one begins with speculation on."""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "repeats"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be an integer >= 1, got {getattr(self, name)}")
+        if not self.temperatures or len(set(self.temperatures)) != len(self.temperatures):
+            raise ConfigError(f"temperatures must be different numbers, at least one, got {list(self.temperatures)}")
+        for temperature in self.temperatures:
+            self.params.replace(temperature=temperature)  # which checks it
+
+    def n_requests(self, prompts: Sequence[Prompt]) -> int:
+        return len(prompts) * len(MODES) * self.repeats * len(self.temperatures)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request that runs."""
+
+    prompt: Prompt
+    stream: Stream
+    deliveries: list[tuple[float, int]]
+
+
+Served = tuple[Prompt, Result, list[tuple[float, int]]]
+
+
+def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[Prompt], None] = lambda prompt: None) -> Report:
+    """Measure a model whose speculation is on.
+
+    With one request at a time, off and on alternate prompt by prompt, so that a change of the machine's pace meets both;
+    with several in flight they alternate by turns through all prompts. What drafters learned is forgotten before each turn,
+    so none has met a prompt's answer before, but each learns from the prompts before it, as in use.
+
+    Args:
+        llm: its ``without_speculation`` is the other side.
+        prompts: what is asked.
+        plan: how.
+        served: called after each measured request.
+
+    Raises:
+        Changed: the tokens of two runs of a prompt differ.
+        ConfigError: there is no speculation to measure, or a prompt cannot be asked.
+    """
+    if llm.engine.drafter is None:
+        raise ConfigError("speculation is off: there is nothing to compare with plain decoding")
+    if plan.concurrency > llm.config.max_sequences:
+        raise ConfigError(f"concurrency must be at most {llm.config.max_sequences}, which the engine runs at once")
+    sides = dict(zip(MODES, (llm.without_speculation(), llm), strict=True))
+    ids = {prompt.id: _encode(llm, prompt) for prompt in prompts}
+    for side in sides.values():
+        side.generate([ids[prompts[0].id]], plan.params.replace(temperature=plan.temperatures[0], max_tokens=WARM_UP))
+    v = relative_costs(llm.engine.model, llm.kernels)
+
+    tokens: dict[tuple[str, float], tuple[int, ...]] = {}
+    runs: list[Timing] = []
+    turns: list[dict[str, Any]] = []
+    groups = [[prompt] for prompt in prompts] if plan.concurrency == 1 else [list(prompts)]
+    for temperature in plan.temperatures:
+        params = plan.params.replace(temperature=temperature)
+        for turn in range(plan.repeats):
+            llm.engine.drafter.clear()
+            walls = dict.fromkeys(MODES, 0.0)
+            for group in groups:
+                for mode in MODES if turn % 2 == 0 else MODES[::-1]:
+                    began = time.perf_counter()
+                    for prompt, result, deliveries in _serve(sides[mode], group, ids, params, plan.concurrency):
+                        _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
+                        runs.append(_timing(mode, prompt, turn, temperature, result, deliveries))
+                        served(prompt)
+                    walls[mode] += time.perf_counter() - began
+            turns += [
+                {
+                    "mode": mode,
+                    "temperature": temperature,
+                    "turn": turn,
+                    "seconds": walls[mode],
+                    "tokens": sum(r.tokens for r in runs if (r.mode, r.turn, r.temperature) == (mode, turn, temperature)),
+                }
+                for mode in MODES
+            ]
+    return Report(
+        provenance=_provenance(llm, prompts),
+        settings=_settings(llm, plan),
+        modes=MODES,
+        runs=tuple(runs),
+        v={str(rows): cost for rows, cost in v.items()},
+        summary=tuple(summarise(runs, MODES)),
+        peak_memory_bytes=peak_memory(),
+        turns=tuple(turns),
+    )
+
+
+def peak_memory() -> int | None:
+    """The most memory that this process has held at once, in bytes; None where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        pass
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None
+
+
+def _encode(llm: LLM, prompt: Prompt) -> list[int]:
+    """Token ids, laid out before anything is timed."""
+    request, tokenizer = prompt.request, llm.tokenizer
+    if isinstance(request, str) and not tokenizer.has_chat_template:
+        ids = tokenizer.encode(request, add_special=True)
+    elif not tokenizer.has_chat_template:
+        raise ConfigError(f"{prompt.id} is a conversation, and this model has no chat template")
+    else:
+        ids = tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
+    if len(ids) >= llm.engine.max_len:
+        raise ConfigError(f"{prompt.id} has {len(ids)} tokens, which leaves no room in the context of {llm.engine.max_len}")
+    return ids
+
+
+def _serve(
+    llm: LLM, prompts: Sequence[Prompt], ids: Mapping[str, list[int]], params: SamplingParams, concurrency: int
+) -> list[Served]:
+    """Answer prompts with so many in flight, and take down when tokens came."""
+    waiting, flights, answers = deque(prompts), list[_Flight](), list[Served]()
+    try:
+        while waiting or flights:
+            while waiting and len(flights) < concurrency:
+                prompt = waiting.popleft()
+                flights.append(_Flight(prompt, llm.stream(ids[prompt.id], params), []))
+            # The oldest is the first to get tokens; waiting for it runs passes, in which others may get some too.
+            for flight in [flight for i, flight in enumerate(flights) if i == 0 or flight.stream.ready]:
+                chunk = next(flight.stream)
+                flight.deliveries.append((time.perf_counter(), len(chunk.tokens)))
+                if chunk.result:
+                    flight.stream.close()
+                    flights.remove(flight)
+                    answers.append((flight.prompt, chunk.result, flight.deliveries))
+    finally:
+        for flight in flights:
+            flight.stream.close()
+    return answers
+
+
+def _check(prompt: Prompt, result: Result, expected: tuple[int, ...]) -> None:
+    if result.error:
+        raise RequestError(f"{prompt.id}: {result.error}")
+    if result.tokens != expected:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(result.tokens, expected, strict=False)) if a != b),
+            min(len(result.tokens), len(expected)),
+        )
+        raise Changed(f"the runs of {prompt.id} gave different tokens, from token {at} on")
+
+
+def _timing(
+    mode: str, prompt: Prompt, turn: int, temperature: float, result: Result, deliveries: list[tuple[float, int]]
+) -> Timing:
+    return Timing(
+        mode=mode,
+        prompt=prompt.id,
+        task=prompt.task,
+        turn=turn,
+        prompt_tokens=result.prompt_tokens,
+        tokens=len(result.tokens),
+        seconds=result.seconds,
+        first_token_seconds=result.first_token_seconds,
+        gaps=gaps(deliveries),
+        temperature=temperature,
+        stats=result.stats,
+    )
+
+
+def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    return provenance(
+        model=Path(llm.name).name if Path(llm.name).is_absolute() else llm.name,
+        precision=llm.precision,
+        kernels=llm.kernels.name,
+        prompts=len(prompts),
+        prompts_sha256=digest(list(prompts)),
+    )
+
+
+def _settings(llm: LLM, plan: Plan) -> dict[str, Any]:
+    return {
+        "speculation": list(llm.config.speculation.drafters),
+        "max_nodes": llm.config.speculation.max_nodes,
+        "temperature": list(plan.temperatures),
+        "max_tokens": plan.params.max_tokens,
+        "ignore_eos": plan.params.ignore_eos,
+        "seed": plan.params.seed,
+        "concurrency": plan.concurrency,
+        "repeats": plan.repeats,
+    }

@@ -1,0 +1,117 @@
+"""docs/benchmarks.md is what the result files give, and its tables say what is in them. No plotting library is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from measurements import counters, report, timing
+
+from specdec.bench.result import Report, save
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch):
+    """The script's module, which lies beside the results and not in the package."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import page
+
+    return page
+
+
+def own(**more) -> Report:
+    return report(
+        timing("off", "chat-1", 11.0, stats=counters(11, 11, [], [])),
+        timing("on", "chat-1", 5.5, stats=counters(4, 11, [4, 2], [3, 1])),
+        timing("off", "code-1", 21.0, stats=counters(11, 11, [], [])),
+        timing("on", "code-1", 22.0, stats=counters(11, 11, [5], [0])),
+        **more,
+    )
+
+
+def peers(**more) -> Report:
+    runs = [
+        timing(mode, f"{task}-1", s) for mode, s in (("slow plain", 44.0), ("fast plain", 15.0)) for task in ("chat", "code")
+    ]
+    return report(*runs, v={}, peak_memory_bytes=None, **more)
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The cells below the header that begins with ``first``."""
+    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-:|]+\|\n((?:\|.*\n)*)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+
+
+def test_the_committed_page_is_what_the_results_give(page) -> None:
+    """Figures in the docs have a file behind them; run `make benchmarks-doc` after a change of results or of the text."""
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page.document(page.read(ROOT / "bench" / "results"))
+
+
+def test_tables_of_speculation(page, tmp_path: Path) -> None:
+    """Read from files: speed, waiting, acceptance by depth, v(M), with the file and the command they come from."""
+    save(own(), tmp_path / "made.json")
+    (tmp_path / "other.json").write_text('{"provenance": {}, "rows": []}')  # of another script
+    text = page.document(page.read(tmp_path))
+    assert table(text, "task | prompts") == [
+        ["chat", "1", "1.0", "2.0", "2.00", "1.0", "2.2", "2.22", "2.75", "0.81"],
+        ["code", "1", "0.5", "0.5", "0.95", "0.5", "0.5", "0.95", "1.00", "0.95"],
+        ["**all**", "2", "0.7", "0.8", "**1.16**", "0.7", "0.8", "1.18", "1.47", "0.80"],
+    ]
+    assert table(text, "accepted at depth") == [
+        ["chat", "0.75", "0.50", *"––––––"],
+        ["code", "0.00", *"–––––––"],
+        ["**all**", "0.33", "0.50", *"––––––"],
+    ]
+    assert table(text, "task | first token off, ms")[0] == ["chat", "1000.0", "1000.0", "100.0", "100.0", "200.0", "200.0"]
+    assert table(text, "rows of a pass | 1 | 8") == [["v(M)", "1.00", "1.30"]]
+    for words in (
+        "[made.json](../bench/results/made.json), made on 2026-01-02 by `specdec bench --json made.json`; commit 0123456789ab.",
+        "Worst task: code, 0.95 times the speed of off.",
+        "Peak memory: 123 MB.",
+        "images/made-speed-0.svg",
+        "images/made-costs.svg",
+    ):
+        assert words in text
+
+
+def test_tables_of_other_programs(page) -> None:
+    """The fastest first, this engine among them, and a line for whatever was not measured alike."""
+    changed = {**own().provenance, "precision": "q4_1"}
+    text = page.document({"made": own(), "peers": peers(provenance=changed)})
+    assert [row[:4] for row in table(text, "program")] == [
+        ["specdec on (made)", "0.8", "1.00", "0.8"],
+        ["fast plain", "0.7", "0.92", "0.7"],
+        ["specdec off (made)", "0.7", "0.86", "0.7"],
+        ["slow plain", "0.2", "0.31", "0.2"],
+    ]
+    assert table(text, "tokens/s | chat | code")[-1] == ["slow plain", "0.2", "0.2"]
+    assert "- precision: fp32 against q4_1" in text
+
+
+def test_only_like_stands_beside_like(page) -> None:
+    """A run of several requests at once has other rates; it does not stand beside programs that ran one."""
+    several = own(settings={**own().settings, "concurrency": 4})
+    text = page.document({"several": several, "peers": peers()})
+    assert [row[0] for row in table(text, "program")] == ["fast plain", "slow plain"]
+
+
+def test_several_in_flight(page) -> None:
+    """The rate of all requests together: the median of the turns, from their own clock."""
+    turns = [
+        {"mode": m, "temperature": 0.0, "turn": t, "seconds": s, "tokens": 100}
+        for m in ("off", "on")
+        for t, s in ((0, 10.0), (1, 10.0), (2, 50.0))
+    ]
+    text = page.document({"made": own(settings={**own().settings, "concurrency": 4}, turns=tuple(turns))})
+    assert "All together: 10.0 tokens/s off, 10.0 on." in text
+    assert "All together" not in page.document({"made": own(turns=tuple(turns))})
+
+
+def test_without_results(page) -> None:
+    """The page says how to make the first."""
+    text = page.document({})
+    assert "specdec bench --json bench/results/specdec.json" in text
+    assert "|--" not in text

@@ -1,0 +1,116 @@
+"""The measurement itself, on a tiny model: order of runs, what is forgotten, and that a changed token ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoints import tiny
+from measurements import gullible
+
+from specdec import engine
+from specdec.bench.cost import relative_costs
+from specdec.bench.prompts import Prompt
+from specdec.bench.run import Changed, Plan, measure
+from specdec.config import ConfigError, SamplingParams
+from specdec.llm import LLM
+
+PROMPTS = [
+    Prompt("a", "chat", "tick tock tick tock"),
+    Prompt("b", "code", ({"role": "user", "content": "one two one two"},)),
+    Prompt("c", "code", "ding dong"),
+]
+PARAMS = SamplingParams(temperature=0, max_tokens=12, seed=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), precision="fp32", self_test=False)
+
+
+def test_off_and_on_alternate_prompt_by_prompt(llm: LLM) -> None:
+    """Every second turn begins with speculation on, so that neither side is always the first."""
+    made = measure(llm, PROMPTS[:2], Plan((0.0,), PARAMS, concurrency=1, repeats=2))
+    assert [(run.turn, run.prompt, run.mode) for run in made.runs] == [
+        (0, "a", "off"), (0, "a", "on"), (0, "b", "off"), (0, "b", "on"),
+        (1, "a", "on"), (1, "a", "off"), (1, "b", "on"), (1, "b", "off"),
+    ]  # fmt: skip
+
+
+def test_a_result_is_whole(llm: LLM, folder: Path) -> None:
+    """Every run has its counters; off never drafts, on does; τ and passes agree; nothing names a folder of this machine."""
+    made = measure(llm, PROMPTS, Plan((0.0, 0.8), PARAMS, concurrency=1, repeats=1))
+    assert len(made.runs) == 3 * 2 * 2
+    assert {run.tokens for run in made.runs} == {12}
+    stats = {mode: [run.stats or {} for run in made.runs if run.mode == mode] for mode in ("off", "on")}
+    assert all(s["drafted"] == 0 and s["target_passes"] == 12 for s in stats["off"])
+    assert any(s["drafted"] for s in stats["on"])
+    off = made.row("off")
+    assert off is not None
+    assert off.tau == 1
+    assert all(0 < (run.first_token_seconds or 0) < run.seconds for run in made.runs)
+    assert made.temperatures == [0.0, 0.8]
+    assert list(made.v) == ["1", "2", "4", "8", "16", "32"]
+    assert made.v["1"] == 1
+    assert made.peak_memory_bytes is None or made.peak_memory_bytes > 10_000_000
+    assert made.provenance["model"] == folder.name
+    assert made.settings["max_tokens"] == 12
+    assert sum(turn["tokens"] for turn in made.turns) == 12 * len(made.runs)
+
+
+def test_drafters_forget_before_every_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a drafter would have met the answer in the turn before, and every later turn would be too good."""
+    events: list[str] = []
+    monkeypatch.setattr(llm.engine.drafter, "clear", lambda: events.append("clear"))
+    measure(llm, PROMPTS[:1], Plan((0.0, 0.8), PARAMS, concurrency=1, repeats=2), lambda prompt: events.append(prompt.id))
+    assert events == ["clear", "a", "a"] * 4
+
+
+def test_so_many_requests_are_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With concurrency 2 there are two at once, and never three; each request still gives its own tokens and times."""
+    alone = measure(llm, PROMPTS, Plan((0.0,), PARAMS, concurrency=1, repeats=1))
+    at_once: list[int] = []
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: (at_once.append(len(llm.engine.scheduler.sequences)), step())[1])
+    made = measure(llm, PROMPTS, Plan((0.0,), PARAMS, concurrency=2, repeats=1))
+    assert max(at_once) == 2
+    assert [run.mode for run in made.runs] == ["off"] * 3 + ["on"] * 3
+    assert sorted(run.prompt_tokens for run in made.runs) == sorted(run.prompt_tokens for run in alone.runs)
+    assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_changed_token_ends_the_measurement(llm: LLM, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> None:
+    """What is measured is a promise kept: a verifier that accepts too much is found out, and the prompt is named."""
+    monkeypatch.setattr(engine, "follow", gullible)
+    with pytest.raises(Changed, match=r"the runs of a gave different tokens, from token \d+ on"):
+        measure(llm, PROMPTS[:1], Plan((0.0,), PARAMS, concurrency=concurrency, repeats=2))
+    assert not llm.engine.has_work
+
+
+def test_what_cannot_be_measured(llm: LLM, folder: Path) -> None:
+    """No speculation, too many at once, a prompt that does not fit, bad numbers: told before anything runs."""
+    plan = Plan((0.0,), PARAMS, concurrency=1, repeats=1)
+    with pytest.raises(ConfigError, match="speculation is off"):
+        measure(LLM(str(folder), precision="fp32", speculation="off", self_test=False), PROMPTS, plan)
+    with pytest.raises(ConfigError, match="concurrency must be at most 8"):
+        measure(llm, PROMPTS, Plan((0.0,), PARAMS, concurrency=9, repeats=1))
+    with pytest.raises(ConfigError, match=r"long has \d+ tokens, which leaves no room"):
+        measure(llm, [Prompt("long", "chat", "x" * 5000)], plan)
+    for wrong, name in (((), "temperatures"), ((0.0, 0.0), "temperatures"), ((-1.0,), "temperature")):
+        with pytest.raises(ConfigError, match=name):
+            Plan(wrong, PARAMS, concurrency=1, repeats=1)
+    with pytest.raises(ConfigError, match="repeats must be"):
+        Plan((0.0,), PARAMS, concurrency=1, repeats=0)
+
+
+def test_costs_are_relative_to_one_row(llm: LLM) -> None:
+    """v(1) is 1 and the others are positive; a short context gets what fits."""
+    costs = relative_costs(llm.engine.model, llm.kernels)
+    assert costs[1] == 1
+    assert all(cost > 0 for cost in costs.values())
