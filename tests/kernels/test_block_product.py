@@ -128,27 +128,50 @@ def test_instruction_sets_agree_bitwise(kind: Kind, n: int, k: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    return NativeKernels(Emulated(tmp_path_factory.mktemp("emulated")))
+def avx512(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"), "avx512")
+
+
+@pytest.fixture(scope="module")
+def amx(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"), "amx")
+
+
+emulates = pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
-def test_avx512_agrees_bitwise_where_it_can_only_be_emulated(emulated: NativeKernels) -> None:
-    """The AVX-512 sources of every kernel, intrinsics emulated: products, attention's exponential and the row passes."""
+@emulates
+@pytest.mark.parametrize("isa", ["avx512", "amx"])
+def test_wide_instruction_sets_agree_bitwise_where_they_can_only_be_emulated(isa: str, request: pytest.FixtureRequest) -> None:
+    """The sources of every kernel, intrinsics emulated: products, attention's exponential and the row passes."""
+    library: Emulated = request.getfixturevalue(isa)
+    emulated = NativeKernels(library)
     for kind in ("q4", "q8"):
         for n, k in SHAPES:
-            for rows in (1, 2, 3, 8, 13):
+            for rows in (1, 2, 3, 8, 13, 16, 35):
                 w, x = weight(n, k, kind), inputs(rows, k)
                 assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w)), (kind, n, k, rows)
     for kind, code in (("q4", 15), ("q8", -128), ("q8", 127)):
-        x = torch.where(inputs(3, 64) > 0, 127.0, -127.0)
-        assert torch.equal(
-            emulated.block_linear(x, extreme(20, 64, kind, code)), FAST.block_linear(x, extreme(20, 64, kind, code))
-        )
+        x, w = torch.where(inputs(19, 64) > 0, 127.0, -127.0), extreme(20, 64, kind, code)
+        assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w))
+    assert (library.counter("products") > 0) == (isa == "amx")
     x = inputs(7, 96)
     assert torch.equal(emulated.rms_norm(x, x[3], 1e-5), FAST.rms_norm(x, x[3], 1e-5))
     assert torch.equal(emulated.silu_mul(x), FAST.silu_mul(x))
+
+
+@pytest.mark.slow
+@emulates
+def test_every_thread_configures_its_tiles_and_gives_them_back(amx: Emulated) -> None:
+    """A tile used without its thread's own configuration faults; one that is kept makes each switch of threads dearer."""
+    w, x = weight(3072, 576, "q4"), inputs(64, 576)
+    amx.set_threads(2)
+    before = amx.counter("products")
+    y = NativeKernels(amx).block_linear(x, w)
+    assert amx.counter("products") - before == 64 // 16 * 3072 // 16 * 576 // 32
+    assert amx.counter("holders") == 0
+    assert torch.equal(y, FAST.block_linear(x, w))
 
 
 @every

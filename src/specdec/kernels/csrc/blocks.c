@@ -3,30 +3,26 @@
 
 #include "products.h"
 #include "threads.h"
+#if SPECDEC_TILES
+#include "tiles.h"
+#endif
 
 #define PREFETCH_BYTES 1536  // ahead in the stream of weights, which rarely fit a cache
 #define STACK_GROUPS 512     // rows this small are quantised on the stack (24 KB), larger ones on the heap
 #define GRAIN 96             // groups of 16 channels times (2 + rows) that are worth a thread
 
-// Sixteen channels of R rows. R and q4 are constants where this is inlined.
-ALWAYS void tile(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int R,
-                 int q4) {
-  const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
-  f32x16 sum[MOST_ROWS];
-  for (int r = 0; r < R; r++) sum[r] = f_zero();
-  for (int64_t g = 0; g < groups; g++, w += bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
-    i32x16 c[MOST_ROWS];
-    if (q4) dots_q4(w, x + g, groups, R, c);
-    else dots_q8(w, x + g, groups, R, c);
-    const uint16_t *scales = (const uint16_t *)(w + (q4 ? 256 : 512));
-    f32x16 d = f_load_f16(scales), m = q4 ? f_load_f16(scales + LANES) : f_zero();
-    for (int r = 0; r < R; r++) {
-      const RowGroup *row = x + r * groups + g;
-      sum[r] = f_fma(f_mul(d, f_set1(row->scale)), i_to_float(c[r]), sum[r]);
-      if (q4) sum[r] = f_fma(m, f_set1(row->offset), sum[r]);
-    }
+// The float steps of one group for R rows, whose integer sums are c.
+ALWAYS void scale(f32x16 *sum, const i32x16 *c, const uint8_t *w, const RowGroup *x, int64_t stride, int R, int q4) {
+  const uint16_t *scales = (const uint16_t *)(w + (q4 ? 256 : 512));
+  f32x16 d = f_load_f16(scales), m = q4 ? f_load_f16(scales + LANES) : f_zero();
+  for (int r = 0; r < R; r++) {
+    const RowGroup *row = x + r * stride;
+    sum[r] = f_fma(f_mul(d, f_set1(row->scale)), i_to_float(c[r]), sum[r]);
+    if (q4) sum[r] = f_fma(m, f_set1(row->offset), sum[r]);
   }
+}
+
+ALWAYS void finish(float *y, const float *add, f32x16 *sum, int64_t ld, int lanes, int R) {
   for (int r = 0; r < R; r++) {
     if (add) sum[r] = f_add(lanes == LANES ? f_load(add + r * ld) : f_load_n(add + r * ld, lanes), sum[r]);
     if (lanes == LANES) f_store(y + r * ld, sum[r]);
@@ -34,10 +30,50 @@ ALWAYS void tile(const uint8_t *w, const RowGroup *x, float *y, const float *add
   }
 }
 
+ALWAYS void prefetch(const uint8_t *w, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
+}
+
+// Sixteen channels of R rows. R and q4 are constants where these are inlined.
+ALWAYS void few(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int R,
+                int q4) {
+  const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
+  f32x16 sum[MOST_ROWS];
+  for (int r = 0; r < R; r++) sum[r] = f_zero();
+  for (int64_t g = 0; g < groups; g++, w += bytes) {
+    prefetch(w, bytes);
+    i32x16 c[MOST_ROWS];
+    if (q4) dots_q4(w, x + g, groups, R, c);
+    else dots_q8(w, x + g, groups, R, c);
+    scale(sum, c, w, x + g, groups, R, q4);
+  }
+  finish(y, add, sum, ld, lanes, R);
+}
+
+#if SPECDEC_TILES
+ALWAYS void many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int q4) {
+  const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
+  f32x16 sum[TILE_ROWS];
+  for (int r = 0; r < TILE_ROWS; r++) sum[r] = f_zero();
+  for (int64_t g = 0; g < groups; g += STAGE, w += STAGE * bytes) {
+    const int count = groups - g < STAGE ? (int)(groups - g) : STAGE;
+    i32x16 c[STAGE][TILE_ROWS];
+    prefetch(w, count * bytes);
+    tile_dots(w, x + g, groups, count, q4, c);
+    for (int i = 0; i < count; i++) scale(sum, c[i], w + i * bytes, x + g + i, groups, TILE_ROWS, q4);
+  }
+  finish(y, add, sum, ld, lanes, TILE_ROWS);
+}
+#endif
+
 ALWAYS void block(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
                   int lanes, int q4) {
   int64_t r = 0;
-#define ROWS(R) tile(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, R, q4)
+#if SPECDEC_TILES
+  for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+    many(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, q4);
+#endif
+#define ROWS(R) few(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, R, q4)
   for (; r + MOST_ROWS <= rows; r += MOST_ROWS) ROWS(MOST_ROWS);
   if (rows - r >= 4) ROWS(4), r += 4;
   switch (rows - r) {
@@ -51,12 +87,18 @@ ALWAYS void block(const uint8_t *w, const RowGroup *x, float *y, const float *ad
 void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, int64_t groups, int64_t n, int64_t first,
                     int64_t last, float *y, const float *add, int64_t ld) {
   const int64_t bytes = groups * (q4 ? Q4_BYTES : Q8_BYTES);
+#if SPECDEC_TILES
+  if (rows >= TILE_ROWS) tiles_begin();
+#endif
   for (int64_t b = first; b < last; b++) {
     const int lanes = n - b * LANES < LANES ? (int)(n - b * LANES) : LANES;
     const float *from = add ? add + b * LANES : 0;
     if (q4) block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 1);
     else block(w + b * bytes, x, y + b * LANES, from, rows, groups, ld, lanes, 0);
   }
+#if SPECDEC_TILES
+  if (rows >= TILE_ROWS) tiles_end();
+#endif
 }
 
 typedef struct {
