@@ -80,7 +80,7 @@ def companions(product: Callable[[Tensor, BlockWeight], Tensor], w: BlockWeight,
 
 @every
 @kinds
-@pytest.mark.parametrize(("n", "k"), [(48, 64), (33, 160)])
+@pytest.mark.parametrize(("n", "k"), [(48, 64), (33, 160), (16, 2080)])
 def test_a_row_does_not_see_the_rows_beside_it(kernels: Kernels, kind: Kind, n: int, k: int) -> None:
     """What makes a verified burst equal to plain decoding: bitwise, for every number of rows from 1 to 40."""
     assert companions(kernels.block_linear, weight(n, k, kind), 40)
@@ -121,7 +121,7 @@ def test_threads_do_not_change_bits(kind: Kind, rows: int) -> None:
 def test_instruction_sets_agree_bitwise(kind: Kind, n: int, k: int) -> None:
     """A session recorded on one machine can be checked on another."""
     w = weight(n, k, kind)
-    for rows in (1, 2, 3, 5, 8, 21):
+    for rows in (1, 2, 3, 5, 8, 21, 39):
         x = inputs(rows, k)
         results = [kernels.block_linear(x, w) for kernels in NATIVE]
         assert all(torch.equal(results[0], y) for y in results[1:])

@@ -9,12 +9,15 @@
 
 #define PREFETCH_BYTES 1536  // ahead in the stream of weights, which rarely fit a cache
 #define STACK_GROUPS 512     // rows this small are quantised on the stack (24 KB), larger ones on the heap
+#define UNPACK_ROWS 24       // rows from which AVX2 gains by unpacking a block of q4 weights beforehand
+#define UNPACK_GROUPS 64     // the most groups of it (40 KB)
 #define GRAIN 96             // groups of 16 channels times (2 + rows) that are worth a thread
 
+ALWAYS f32x16 scales(const uint8_t *w, int q4) { return f_load_f16((const uint16_t *)(w + (q4 ? 256 : 512))); }
+ALWAYS f32x16 offsets(const uint8_t *w, int q4) { return q4 ? f_load_f16((const uint16_t *)(w + 288)) : f_zero(); }
+
 // The float steps of one group for R rows, whose integer sums are c.
-ALWAYS void scale(f32x16 *sum, const i32x16 *c, const uint8_t *w, const RowGroup *x, int64_t stride, int R, int q4) {
-  const uint16_t *scales = (const uint16_t *)(w + (q4 ? 256 : 512));
-  f32x16 d = f_load_f16(scales), m = q4 ? f_load_f16(scales + LANES) : f_zero();
+ALWAYS void scale(f32x16 *sum, const i32x16 *c, f32x16 d, f32x16 m, const RowGroup *x, int64_t stride, int R, int q4) {
   for (int r = 0; r < R; r++) {
     const RowGroup *row = x + r * stride;
     sum[r] = f_fma(f_mul(d, f_set1(row->scale)), i_to_float(c[r]), sum[r]);
@@ -34,7 +37,7 @@ ALWAYS void prefetch(const uint8_t *w, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
 }
 
-// Sixteen channels of R rows. R and q4 are constants where these are inlined.
+// Sixteen channels of R rows. R and q4 are constants where this is inlined.
 ALWAYS void few(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int R,
                 int q4) {
   const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
@@ -45,34 +48,63 @@ ALWAYS void few(const uint8_t *w, const RowGroup *x, float *y, const float *add,
     i32x16 c[MOST_ROWS];
     if (q4) dots_q4(w, x + g, groups, R, c);
     else dots_q8(w, x + g, groups, R, c);
-    scale(sum, c, w, x + g, groups, R, q4);
+    scale(sum, c, scales(w, q4), offsets(w, q4), x + g, groups, R, q4);
   }
   finish(y, add, sum, ld, lanes, R);
 }
 
+// Rows that go faster in company: `many` computes the first ones, as many as it can, and returns their number.
 #if SPECDEC_TILES
-ALWAYS void many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int q4) {
+ALWAYS int64_t many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
+                    int lanes, int q4) {
   const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
-  f32x16 sum[TILE_ROWS];
-  for (int r = 0; r < TILE_ROWS; r++) sum[r] = f_zero();
-  for (int64_t g = 0; g < groups; g += STAGE, w += STAGE * bytes) {
-    const int count = groups - g < STAGE ? (int)(groups - g) : STAGE;
-    i32x16 c[STAGE][TILE_ROWS];
-    prefetch(w, count * bytes);
-    tile_dots(w, x + g, groups, count, q4, c);
-    for (int i = 0; i < count; i++) scale(sum, c[i], w + i * bytes, x + g + i, groups, TILE_ROWS, q4);
+  int64_t r = 0;
+  for (; r + TILE_ROWS <= rows; r += TILE_ROWS, x += TILE_ROWS * groups) {
+    f32x16 sum[TILE_ROWS];
+    for (int i = 0; i < TILE_ROWS; i++) sum[i] = f_zero();
+    for (int64_t g = 0; g < groups; g += STAGE) {
+      const int count = groups - g < STAGE ? (int)(groups - g) : STAGE;
+      const uint8_t *from = w + g * bytes;
+      i32x16 c[STAGE][TILE_ROWS];
+      prefetch(from, count * bytes);
+      tile_dots(from, x + g, groups, count, q4, c);
+      for (int i = 0; i < count; i++, from += bytes)
+        scale(sum, c[i], scales(from, q4), offsets(from, q4), x + g + i, groups, TILE_ROWS, q4);
+    }
+    finish(y + r * ld, add ? add + r * ld : 0, sum, ld, lanes, TILE_ROWS);
   }
-  finish(y, add, sum, ld, lanes, TILE_ROWS);
+  return r;
 }
+#elif SPECDEC_LEVEL == 1
+ALWAYS int64_t many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
+                    int lanes, int q4) {
+  if (!q4 || rows < UNPACK_ROWS || groups > UNPACK_GROUPS) return 0;
+  _Alignas(64) uint8_t unpacked[UNPACK_GROUPS][UNPACKED_BYTES];
+  for (int64_t g = 0; g < groups; g++, w += Q4_BYTES) {
+    prefetch(w, Q4_BYTES);
+    unpack_q4(w, unpacked[g]);
+  }
+  int64_t r = 0;
+  for (; r + MOST_ROWS <= rows; r += MOST_ROWS, x += MOST_ROWS * groups) {
+    f32x16 sum[MOST_ROWS];
+    for (int i = 0; i < MOST_ROWS; i++) sum[i] = f_zero();
+    for (int64_t g = 0; g < groups; g++) {
+      const float *d = (const float *)(unpacked[g] + 512);
+      i32x16 c[MOST_ROWS];
+      dots_codes(unpacked[g], x + g, groups, MOST_ROWS, 1, c);
+      scale(sum, c, f_load(d), f_load(d + LANES), x + g, groups, MOST_ROWS, 1);
+    }
+    finish(y + r * ld, add ? add + r * ld : 0, sum, ld, lanes, MOST_ROWS);
+  }
+  return r;
+}
+#else
+#define many(...) 0
 #endif
 
 ALWAYS void block(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
                   int lanes, int q4) {
-  int64_t r = 0;
-#if SPECDEC_TILES
-  for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-    many(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, q4);
-#endif
+  int64_t r = many(w, x, y, add, rows, groups, ld, lanes, q4);
 #define ROWS(R) few(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, R, q4)
   for (; r + MOST_ROWS <= rows; r += MOST_ROWS) ROWS(MOST_ROWS);
   if (rows - r >= 4) ROWS(4), r += 4;
