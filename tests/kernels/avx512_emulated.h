@@ -1,7 +1,10 @@
-// The AVX-512 intrinsics that simd.h and blocks.h use, on a machine with AVX2: SIMDe's, and the few that it lacks.
+// The AVX-512 intrinsics that simd.h and blocks.h use, on a machine with AVX2: SIMDe's, and the few that it lacks. Then the
+// AMX ones of tiles.h, which stop the program where a processor would fault.
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <immintrin.h>
 #include <simde/x86/avx512.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static inline simde__m512i emulated_join(__m256i low, __m256i high) {
@@ -64,3 +67,83 @@ static inline void emulated_mask_storeu_ps(float *p, unsigned mask, simde__m512 
 #define __m512 simde__m512
 #define __m512i simde__m512i
 #define __mmask16 simde__mmask16
+
+// Tile registers belong to a thread, have no shape before a configuration is loaded, and none after their release.
+typedef struct {
+  uint8_t palette, start, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} EmulatedShapes;
+typedef struct {
+  EmulatedShapes shapes;
+  uint8_t data[8][16][64];
+} EmulatedTiles;
+static __thread EmulatedTiles emulated_tiles;
+// Threads that hold tiles now, and tile products so far, over all sources of the library.
+__attribute__((weak, visibility("default"))) int emulated_holders, emulated_products;
+
+static inline void emulated_check(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "emulated tiles: %s\n", what);
+  abort();
+}
+static inline void emulated_loadconfig(const void *shapes) {
+  EmulatedTiles *t = &emulated_tiles;
+  emulated_check(t->shapes.palette == 0, "configured twice without a release");
+  memcpy(&t->shapes, shapes, 64);
+  emulated_check(t->shapes.palette == 1 && t->shapes.start == 0, "an unknown palette");
+  for (int i = 0; i < 8; i++) emulated_check(t->shapes.rows[i] <= 16 && t->shapes.row_bytes[i] <= 64, "a tile larger than 1 KB");
+  __atomic_add_fetch(&emulated_holders, 1, __ATOMIC_SEQ_CST);
+}
+static inline void emulated_release(void) {
+  emulated_check(emulated_tiles.shapes.palette == 1, "released without a configuration");
+  memset(&emulated_tiles, 0, sizeof emulated_tiles);
+  __atomic_sub_fetch(&emulated_holders, 1, __ATOMIC_SEQ_CST);
+}
+static inline uint8_t (*emulated_tile(int i))[64] {
+  emulated_check(emulated_tiles.shapes.palette == 1 && emulated_tiles.shapes.rows[i] > 0, "a tile used without a shape");
+  return emulated_tiles.data[i];
+}
+static inline void emulated_zero(int i) { memset(emulated_tile(i), 0, 1024); }
+static inline void emulated_loadd(int i, const void *from, int64_t stride) {
+  uint8_t(*tile)[64] = emulated_tile(i);
+  for (int r = 0; r < emulated_tiles.shapes.rows[i]; r++)
+    memcpy(tile[r], (const char *)from + r * stride, emulated_tiles.shapes.row_bytes[i]);
+}
+static inline void emulated_stored(int i, void *to, int64_t stride) {
+  uint8_t(*tile)[64] = emulated_tile(i);
+  for (int r = 0; r < emulated_tiles.shapes.rows[i]; r++)
+    memcpy((char *)to + r * stride, tile[r], emulated_tiles.shapes.row_bytes[i]);
+}
+static inline void emulated_dp(int sums, int left, int right, int right_signed) {
+  const EmulatedShapes *s = &emulated_tiles.shapes;
+  uint8_t(*c)[64] = emulated_tile(sums), (*a)[64] = emulated_tile(left), (*b)[64] = emulated_tile(right);
+  emulated_check(s->rows[sums] == s->rows[left] && s->row_bytes[sums] == s->row_bytes[right] &&
+                     s->row_bytes[left] == 4 * s->rows[right],
+                 "shapes that do not fit each other");
+  __atomic_add_fetch(&emulated_products, 1, __ATOMIC_SEQ_CST);
+  for (int m = 0; m < s->rows[sums]; m++)
+    for (int n = 0; n < s->row_bytes[sums] / 4; n++) {
+      int32_t sum;
+      memcpy(&sum, c[m] + 4 * n, 4);
+      for (int k = 0; k < s->row_bytes[left]; k++) {
+        uint8_t code = b[k / 4][4 * n + k % 4];
+        sum += (int8_t)a[m][k] * (right_signed ? (int8_t)code : code);
+      }
+      memcpy(c[m] + 4 * n, &sum, 4);
+    }
+}
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbsud
+#undef _tile_dpbssd
+#define _tile_loadconfig(shapes) emulated_loadconfig(shapes)
+#define _tile_release() emulated_release()
+#define _tile_zero(i) emulated_zero(i)
+#define _tile_loadd(i, from, stride) emulated_loadd(i, from, stride)
+#define _tile_stored(i, to, stride) emulated_stored(i, to, stride)
+#define _tile_dpbsud(c, a, b) emulated_dp(c, a, b, 0)
+#define _tile_dpbssd(c, a, b) emulated_dp(c, a, b, 1)

@@ -1,4 +1,4 @@
-"""The native kernels in every form that can run here: each instruction set, AVX-512 by emulation, and torch."""
+"""The native kernels in every form that can run here: each instruction set, AVX-512 and AMX by emulation, and torch."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ FAST = ALL[len(NATIVE) - 1]
 
 
 class Emulated(Library):
-    """The AVX-512 objects with the intrinsics emulated, whatever this machine can run."""
+    """The AVX-512 or AMX objects with the intrinsics emulated, whatever this machine can run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, isa: str) -> None:
         flags = ["-O1", "-w", f'-DSPECDEC_INTRINSICS="{EMULATOR}"']
-        path = build.build(folder / "emulated.so", flags, {"avx512": build.X86_FLAGS["avx2"]})
+        path = build.build(folder / f"{isa}_emulated.so", flags, {isa: build.X86_FLAGS["avx2"]})
         self.handle = ctypes.CDLL(str(path))
-        self.isa = "avx512"
+        self.isa = isa
+
+    def counter(self, name: str) -> int:
+        """Of the emulated tiles: ``holders``, threads that hold some now, or ``products`` so far."""
+        return ctypes.c_int.in_dll(self.handle, f"emulated_{name}").value

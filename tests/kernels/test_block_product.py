@@ -80,7 +80,7 @@ def companions(product: Callable[[Tensor, BlockWeight], Tensor], w: BlockWeight,
 
 @every
 @kinds
-@pytest.mark.parametrize(("n", "k"), [(48, 64), (33, 160)])
+@pytest.mark.parametrize(("n", "k"), [(48, 64), (33, 160), (16, 2080)])
 def test_a_row_does_not_see_the_rows_beside_it(kernels: Kernels, kind: Kind, n: int, k: int) -> None:
     """What makes a verified burst equal to plain decoding: bitwise, for every number of rows from 1 to 40."""
     assert companions(kernels.block_linear, weight(n, k, kind), 40)
@@ -121,34 +121,57 @@ def test_threads_do_not_change_bits(kind: Kind, rows: int) -> None:
 def test_instruction_sets_agree_bitwise(kind: Kind, n: int, k: int) -> None:
     """A session recorded on one machine can be checked on another."""
     w = weight(n, k, kind)
-    for rows in (1, 2, 3, 5, 8, 21):
+    for rows in (1, 2, 3, 5, 8, 21, 39):
         x = inputs(rows, k)
         results = [kernels.block_linear(x, w) for kernels in NATIVE]
         assert all(torch.equal(results[0], y) for y in results[1:])
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    return NativeKernels(Emulated(tmp_path_factory.mktemp("emulated")))
+def avx512(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"), "avx512")
+
+
+@pytest.fixture(scope="module")
+def amx(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"), "amx")
+
+
+emulates = pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
-def test_avx512_agrees_bitwise_where_it_can_only_be_emulated(emulated: NativeKernels) -> None:
-    """The AVX-512 sources of every kernel, intrinsics emulated: products, attention's exponential and the row passes."""
+@emulates
+@pytest.mark.parametrize("isa", ["avx512", "amx"])
+def test_wide_instruction_sets_agree_bitwise_where_they_can_only_be_emulated(isa: str, request: pytest.FixtureRequest) -> None:
+    """The sources of every kernel, intrinsics emulated: products, attention's exponential and the row passes."""
+    library: Emulated = request.getfixturevalue(isa)
+    emulated = NativeKernels(library)
     for kind in ("q4", "q8"):
         for n, k in SHAPES:
-            for rows in (1, 2, 3, 8, 13):
+            for rows in (1, 2, 3, 8, 13, 16, 35):
                 w, x = weight(n, k, kind), inputs(rows, k)
                 assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w)), (kind, n, k, rows)
     for kind, code in (("q4", 15), ("q8", -128), ("q8", 127)):
-        x = torch.where(inputs(3, 64) > 0, 127.0, -127.0)
-        assert torch.equal(
-            emulated.block_linear(x, extreme(20, 64, kind, code)), FAST.block_linear(x, extreme(20, 64, kind, code))
-        )
+        x, w = torch.where(inputs(19, 64) > 0, 127.0, -127.0), extreme(20, 64, kind, code)
+        assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w))
+    assert (library.counter("products") > 0) == (isa == "amx")
     x = inputs(7, 96)
     assert torch.equal(emulated.rms_norm(x, x[3], 1e-5), FAST.rms_norm(x, x[3], 1e-5))
     assert torch.equal(emulated.silu_mul(x), FAST.silu_mul(x))
+
+
+@pytest.mark.slow
+@emulates
+def test_every_thread_configures_its_tiles_and_gives_them_back(amx: Emulated) -> None:
+    """A tile used without its thread's own configuration faults; one that is kept makes each switch of threads dearer."""
+    w, x = weight(3072, 576, "q4"), inputs(64, 576)
+    amx.set_threads(2)
+    before = amx.counter("products")
+    y = NativeKernels(amx).block_linear(x, w)
+    assert amx.counter("products") - before == 64 // 16 * 3072 // 16 * 576 // 32
+    assert amx.counter("holders") == 0
+    assert torch.equal(y, FAST.block_linear(x, w))
 
 
 @every

@@ -78,7 +78,7 @@ class Kernels(ABC):
     """The operations of a decoder layer and of the sampler."""
 
     name: str
-    """What runs: ``avx512-vnni``, ``avx2``, ``c`` (native, any machine) or ``torch``."""
+    """What runs: ``amx-int8``, ``avx512-vnni``, ``avx2``, ``c`` (native, any machine) or ``torch``."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -25,11 +25,10 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = Path(__file__).parent / "_native.so"
 
-X86_FLAGS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
-}
-BITS = {"c": 1, "avx2": 2, "avx512": 4}
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": [*AVX512, "-mamx-tile", "-mamx-int8"]}
+BITS = {"c": 1, "avx2": 2, "avx512": 4, "amx": 8}
 """Instruction sets as dispatch.c numbers them."""
 
 # -ffp-contract=off: only the fma's that the sources write may fuse, or the instruction sets would differ in last bits.

@@ -12,9 +12,9 @@ import torch
 
 LIBRARY = Path(__file__).with_name("_native.so")
 REBUILD = "run `python -m specdec.kernels.build` (it needs gcc or clang), or choose SPECDEC_KERNELS=torch"
-ISAS = ("c", "avx2", "avx512")
+ISAS = ("c", "avx2", "avx512", "amx")
 """Instruction sets, plainest first; the position is the bit in dispatch.c's masks."""
-FULL_NAMES = {"c": "c", "avx2": "avx2", "avx512": "avx512-vnni"}
+FULL_NAMES = {"c": "c", "avx2": "avx2", "avx512": "avx512-vnni", "amx": "amx-int8"}
 
 POINTER, INT, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 

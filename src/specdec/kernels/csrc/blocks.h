@@ -87,15 +87,18 @@ ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
 ALWAYS __m256i load32(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
 // Eight products of pairs, each at most 2 * 15 * 127, add up to 30,480: they fit 16 bits, so widening comes once, at the end.
-ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_codes(const uint8_t *w, const RowGroup *x, int64_t stride, int R, int unpacked, i32x16 *c) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   __m256i lo[MOST_ROWS], hi[MOST_ROWS];  // channels 0-7 and 8-15
   for (int r = 0; r < R; r++) lo[r] = hi[r] = _mm256_setzero_si256();
   for (int p = 0; p < 4; p++) {
-    __m256i a = load32(w + 64 * p), b = load32(w + 64 * p + 32);
     for (int upper = 0; upper < 2; upper++) {
-      __m256i code_lo = _mm256_and_si256(upper ? _mm256_srli_epi16(a, 4) : a, low);
-      __m256i code_hi = _mm256_and_si256(upper ? _mm256_srli_epi16(b, 4) : b, low);
+      const uint8_t *from = w + 64 * (unpacked ? p + 4 * upper : p);
+      __m256i code_lo = load32(from), code_hi = load32(from + 32);
+      if (!unpacked) {
+        code_lo = _mm256_and_si256(upper ? _mm256_srli_epi16(code_lo, 4) : code_lo, low);
+        code_hi = _mm256_and_si256(upper ? _mm256_srli_epi16(code_hi, 4) : code_hi, low);
+      }
       for (int r = 0; r < R; r++) {
         __m256i q = _mm256_set1_epi32(quad(x + r * stride, p + 4 * upper));
         lo[r] = _mm256_add_epi16(lo[r], _mm256_maddubs_epi16(code_lo, q));
@@ -106,6 +109,22 @@ ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
     }
   }
   for (int r = 0; r < R; r++) c[r] = I2(_mm256_madd_epi16(lo[r], ones), _mm256_madd_epi16(hi[r], ones));
+}
+
+ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+  dots_codes(w, x, stride, R, 0, c);
+}
+
+#define UNPACKED_BYTES 640  // 512 of codes, one a byte, then d and m in float32
+
+ALWAYS void unpack_q4(const uint8_t *w, uint8_t *u) {
+  for (int half = 0; half < 256; half += 32) {
+    __m256i both = load32(w + half), low = _mm256_set1_epi8(15);
+    _mm256_storeu_si256((__m256i *)(u + half), _mm256_and_si256(both, low));
+    _mm256_storeu_si256((__m256i *)(u + 256 + half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
+  }
+  f_store((float *)(u + 512), f_load_f16((const uint16_t *)(w + 256)));
+  f_store((float *)(u + 576), f_load_f16((const uint16_t *)(w + 288)));
 }
 
 // |code| is the unsigned operand and q takes the code's sign; a pair is at most 2 * 128 * 127 = 32,512, so each is widened.

@@ -1,7 +1,23 @@
 // Which instruction sets this library was built with, and which of them this machine can run.
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// The processor multiplies tiles of 8-bit numbers, and the system lets this process use them: it must be asked once.
+static int tiles(void) {
+  enum { TILES = 1 << 24, TILES_INT8 = 1 << 25, ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18 };
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILES) && (d & TILES_INT8) &&
+         syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+}
+#else
+static int tiles(void) { return 0; }
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 
-// Bit 0: c, bit 1: avx2, bit 2: avx512. Every call of a kernel goes to the function named after one of them.
+// Bit 0: c, bit 1: avx2, bit 2: avx512, bit 3: amx. Every call of a kernel goes to the function named after one of them.
 EXPORT int specdec_built(void) { return SPECDEC_BUILT; }
 
 EXPORT int specdec_supported(void) {
@@ -12,6 +28,7 @@ EXPORT int specdec_supported(void) {
   if ((supported & 2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     supported |= 4;
+  if ((supported & 4) && tiles()) supported |= 8;
 #endif
   return supported;
 }

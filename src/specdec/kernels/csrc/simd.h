@@ -1,6 +1,6 @@
 // Sixteen float lanes that compute the same bits on every machine.
 //
-// Every kernel file is compiled once per instruction set with SPECDEC_ISA = c | avx2 | avx512 and sees one vocabulary:
+// Every kernel file is compiled once per instruction set with SPECDEC_ISA = c | avx2 | avx512 | amx and sees one vocabulary:
 // f32x16 and i32x16. Each operation below is a single IEEE operation per lane (or a fixed sequence of them), nothing is
 // contracted behind our back (-ffp-contract=off), and sums over lanes follow one fixed tree. So a kernel written in these
 // words, whose scalar float code uses plain operators and fmaf, has the same result on every instruction set.
@@ -23,8 +23,13 @@
 #define SPECDEC_LEVEL_c 0
 #define SPECDEC_LEVEL_avx2 1
 #define SPECDEC_LEVEL_avx512 2
-#define LEVEL2(isa) JOIN3(SPECDEC_LEVEL, _, isa)
-#define SPECDEC_LEVEL LEVEL2(SPECDEC_ISA)
+#define SPECDEC_LEVEL_amx 2  // AVX-512 as well; only block products have more to gain (tiles.h)
+#define SPECDEC_TILES_c 0
+#define SPECDEC_TILES_avx2 0
+#define SPECDEC_TILES_avx512 0
+#define SPECDEC_TILES_amx 1
+#define SPECDEC_LEVEL NAME3(SPECDEC_LEVEL, SPECDEC_ISA)
+#define SPECDEC_TILES NAME3(SPECDEC_TILES, SPECDEC_ISA)
 
 #if SPECDEC_LEVEL > 0
 #ifdef SPECDEC_INTRINSICS  // an emulation of immintrin.h, for checking one instruction set on another
