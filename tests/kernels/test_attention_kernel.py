@@ -186,17 +186,19 @@ def test_unseen_slots_change_no_bit(kernels: Kernels, window: int) -> None:
 
 
 MANY = [*burst(0, 280, 300), *burst(1, 245, 260)]
-FEW = [Row(0, 1190, (1190, 1192, 1199)), Row(0, 1201)]
+FEW = [Row(0, 2190, (2190, 2192, 2199)), Row(0, 2201)]
 
 
 @native
-@pytest.mark.parametrize(("rows", "hd", "window"), [(MANY, 64, 0), (FEW, 64, 0), (FEW, 64, 1100), (FEW, 72, 0)])
-def test_threads_change_no_bit(kernels: Kernels, rows: list[Row], hd: int, window: int) -> None:
-    """More work than one thread is given, by tiles of rows, and by keys and entries of the head where the rows are few."""
-    paged = Paged(kernels, [1202, 260], heads=9, kv_heads=3, hd=hd)
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "hd", "window"), [(MANY, 3, 64, 0), (FEW, 3, 64, 0), (FEW[:1], 1, 64, 2100), (FEW[:1], 1, 72, 0)]
+)
+def test_threads_change_no_bit(kernels: Kernels, rows: list[Row], kv_heads: int, hd: int, window: int) -> None:
+    """More work than one thread is given, by tiles of rows and heads; by keys and entries where heads are too few."""
+    paged = Paged(kernels, [2202, 260], heads=6, kv_heads=kv_heads, hd=hd)
     q, before, results = paged.queries(len(rows)), torch.get_num_threads(), []
     try:
-        for threads in (1, 2, 4):
+        for threads in (1, 2, 6):
             set_threads(threads)
             results.append(paged.attend(q, rows, window))
     finally:
