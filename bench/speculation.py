@@ -34,8 +34,8 @@ def measure(off: LLM, on: LLM, prompt: dict[str, Any], params: SamplingParams, r
     for turn in range(repeats):
         order = [("off", off), ("on", on)]
         for name, llm in order if turn % 2 == 0 else order[::-1]:
-            if llm.engine.drafter:
-                llm.engine.drafter.clear()  # no drafter may remember the answer from the turn before
+            if llm.engine.budget:
+                llm.engine.budget.clear()  # no drafter may remember the answer from the turn before
             runs[name] += llm.chat(messages, params)
     if len({run.tokens for run in runs["off"] + runs["on"]}) != 1:
         sys.exit(f"{prompt['id']}: speculation changed the tokens")
