@@ -6,11 +6,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from harness import FLAT
 
 from specdec import kernels
 from specdec.config import DEFAULT_MODEL, Precision
 from specdec.models.load import load_model
 from specdec.models.source import resolve
+from specdec.runner.cost import Costs
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,11 @@ def default_model():
         return loaded[precision]
 
     return load
+
+
+@pytest.fixture(autouse=True, scope="session")
+def flat_costs():
+    """No engine of a test measures its passes: by these costs every draft pays, whatever the machine is doing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.engine.pass_costs", lambda model, kernels, max_rows: Costs(FLAT, fixed=True))
+        yield

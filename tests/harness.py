@@ -14,6 +14,9 @@ from specdec.types import Delta, FinishReason, TokenLogprob
 
 EOS = frozenset({1})
 
+FLAT = {1: 1.0, 64: 1.0}
+"""Costs by which every drafter pays and every node is worth verifying: what is drafted does not depend on the machine."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -54,7 +57,9 @@ def make_engine(
 ) -> Engine:
     """An engine that poisons every freed block, so that whoever reads one gets NaN."""
     settings = EngineConfig(
-        speculation=SpeculationConfig.parse(speculation, max_nodes=max_nodes), self_test=False, **{"kv_tokens": None, **config}
+        speculation=SpeculationConfig.parse(speculation, max_nodes=max_nodes),
+        self_test=False,
+        **{"kv_tokens": None, **config},
     )
     engine = Engine(model, kernels, settings, drafter)
     engine.pool.poison(range(engine.pool.n_blocks))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -78,25 +80,32 @@ def test_wrong_drafts_change_nothing_but_speed(ops: Kernels, max_nodes: int) -> 
     assert answer.stats["tokens_per_pass"] == 1
 
 
-def test_drafts_that_fail_are_asked_for_less_often_and_come_back(ops: Kernels) -> None:
-    """After eight refused drafts in a row every fourth pass tries again; one accepted draft brings them back to every pass."""
-    request = Request((3,), GREEDY.replace(max_tokens=100))
+def test_a_drafter_that_fails_is_asked_less_often_and_comes_back(ops: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes and asking take modelled time: a drafter that is never right falls silent, one that turns right is heard again."""
+    now = itertools.count()  # every look at the clock is a millisecond later
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now) / 1000)
+    request = Request((3,), GREEDY.replace(max_tokens=240))
     truth = truth_of([request], plain(ring(256), ops, request))
 
     class Late(Oracle):
-        """Wrong for the first 60 tokens, right from then on."""
+        """Wrong for the first 120 tokens, right from then on."""
 
         asked: list[int] = []  # noqa: RUF012
 
         def _draft(self, sequence, truth):
             self.asked.append(sequence.n_output)
-            return super()._draft(sequence, [(t + (sequence.n_output < 60)) % V for t in truth])
+            return super()._draft(sequence, [(t + (sequence.n_output < 120)) % V for t in truth])
 
-    (answer,) = run(make_engine(ring(256), ops, drafter=Late(truth), max_nodes=1), [request])
-    assert answer.tokens == [(4 + i) % V for i in range(100)]
-    early, late = [n for n in Late.asked if n < 60], [n for n in Late.asked if n >= 60]
-    assert early == [*range(8), *range(8, 60, 4)]
-    assert late == list(range(60, 99, 2)), "every pass again, two tokens each"
+    costs = {1: 0.020, 9: 0.036}
+    (answer,) = run(make_engine(ring(256), ops, drafter=Late(truth), max_nodes=4, pass_seconds=costs), [request])
+    assert answer.tokens == [(4 + i) % V for i in range(240)]
+    early = [n for n in Late.asked if 60 <= n < 120]
+    assert 1 <= len(early) <= 20, "a millisecond of each twenty is too much to ask in vain every time"
+    assert answer.stats["quiet_passes"] >= 60
+    assert answer.stats["asked_by_drafter"] == {"oracle": len(Late.asked)}
+    late = [n for n in Late.asked if n >= 200]
+    assert late == list(range(late[0], 240, 5))[: len(late)], "every pass again, five tokens each"
+    assert len(late) >= 7
 
 
 @KINDS

@@ -201,6 +201,22 @@ def test_prompt_logprobs_are_those_of_plain_rows(model) -> None:
                 assert [token for token, _ in entry.top] == row.topk(2).indices.tolist()
 
 
+@pytest.mark.parametrize("pass_seconds", [
+    {1: 1e-4, 64: 1e-4},  # rows for nothing, but passes so fast that asking hardly pays
+    {1: 1e-9, 64: 1e3},  # rows beyond price
+    {1: 1e9, 2: 1e-9, 64: 1e9},  # a dip that cannot be
+    {3: 1e-3, 5: 2e-3, 6: 9e-3},  # a cliff
+    {1: 1e-3, 9: 1.1e-3},
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["auto", "oracle", "thicket"])
+def test_no_cost_changes_a_token(model, expected, kind: str, pass_seconds: dict[int, float]) -> None:
+    """Whatever passes are said to cost, and so whatever the budget cuts and whenever it is silent, the tokens are the same."""
+    requests, answers = expected(1.3, 0)
+    drafter = drafter_of(kind, model, truth_of(requests, answers)) if kind in FAKES else None
+    engine = make_engine(model, ops(), "off" if drafter else kind, drafter=drafter, pass_seconds=pass_seconds)
+    assert [a.same for a in run(engine, requests)] == [a.same for a in answers]
+
+
 def test_order_of_arrival_does_not_matter(model) -> None:
     """Four requests, greedy and sampled, with and without a penalty: each answer is its own in all 24 orders."""
     requests = [

@@ -281,17 +281,17 @@ def test_garbage_collected_in_the_middle_of_a_pass_harms_nobody(llm: LLM) -> Non
     next(stream)
     forgotten = [stream]
     del stream
-    propose = llm.engine.drafter.propose
+    propose = llm.engine.budget.propose
 
     def collecting(*arguments: object) -> object:
         forgotten.clear()
         return propose(*arguments)
 
-    llm.engine.drafter.propose = collecting
+    llm.engine.budget.propose = collecting
     try:
         (answer,) = llm.generate("tick tock", GREEDY)
     finally:
-        del llm.engine.drafter.propose
+        del llm.engine.budget.propose
     assert answer.tokens == expected.tokens
     assert idle(llm)
 

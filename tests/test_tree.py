@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import trees
 
-from specdec.tree import ancestors, chain, children, depths, path_tokens
-from specdec.types import ROOT, Tree
+from specdec.tree import ancestors, chain, children, depths, path_tokens, prune
+from specdec.types import ROOT, Draft, Tree
 
 # a(0) - c(2)      Nodes 0 and 1 follow the pending token; 2 and 3 follow node 0; 4 follows node 3.
 #      \ d(3) - b(4)
@@ -67,3 +69,26 @@ def test_paths_name_nodes(tree: Tree) -> None:
     """Siblings differ, so no two nodes have the same path of tokens: a path of tokens names at most one node."""
     paths = [path_tokens(tree, node) for node in range(len(tree))]
     assert len(set(paths)) == len(paths)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(max_nodes=10, vocab_size=3), st.data())
+def test_a_pruned_draft_keeps_its_paths(tree: Tree, data: st.DataObject) -> None:
+    """The kept nodes have the paths, sources and estimates that they had, and nothing else is left."""
+    kept = {n for n in range(len(tree)) if data.draw(st.booleans())}
+    kept = {n for n in kept if set(ancestors(tree)[n]) <= kept}
+    draft = Draft(tree, tuple(f"d{n}" for n in range(len(tree))), estimates=tuple(1 / (1 + n) for n in range(len(tree))))
+    got = prune(draft, kept)
+    order = sorted(kept)
+    assert [path_tokens(got.tree, n) for n in range(len(got))] == [path_tokens(tree, n) for n in order]
+    assert got.sources == tuple(f"d{n}" for n in order)
+    assert got.estimates == tuple(1 / (1 + n) for n in order)
+
+
+def test_what_cannot_be_pruned() -> None:
+    """A node without its parent is no tree; a sampled node that is dropped would bias what is emitted."""
+    draft = Draft(chain([1, 2]), ("x", "x"))
+    with pytest.raises(ValueError, match="its parent 0 is not"):
+        prune(draft, [1])
+    with pytest.raises(ValueError, match="sampled"):
+        prune(Draft(chain([1]), ("x",), torch.ones(1, 1)), [])

@@ -196,12 +196,8 @@ class SpeculationConfig:
 
     drafters: tuple[str, ...] = ("suffix", "recycling")
     """Names from DRAFTERS, best first; empty is plain decoding."""
-    max_nodes: int = 8
-    """Most drafted nodes a sequence verifies in one pass."""
-    patience: int = 8
-    """Wholly refused drafts in a row after which a sequence is drafted for less often, since asking and refusing cost time."""
-    retry: int = 4
-    """Passes from one attempt to the next then, until a draft is accepted again."""
+    max_nodes: int = 16
+    """Most drafted nodes a sequence verifies in one pass; how many really are is decided by what they cost and bring."""
 
     ngram_max: int = 4
     ngram_min: int = 2
@@ -237,8 +233,6 @@ class SpeculationConfig:
         _require(len(set(self.drafters)) == len(self.drafters), "drafters", self.drafters, "a list without repeats")
         object.__setattr__(self, "drafters", tuple(self.drafters))
         _require_integer("max_nodes", self.max_nodes, 1, 64, "an integer in [1, 64]")
-        _require_integer("patience", self.patience, 1, math.inf, "an integer >= 1")
-        _require_integer("retry", self.retry, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_max", self.ngram_max, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_min", self.ngram_min, 1, self.ngram_max, f"an integer in [1, ngram_max={self.ngram_max}]")
         depth = self.suffix_depth
@@ -286,6 +280,9 @@ class EngineConfig:
     """Most prompt rows in one step."""
     self_test: bool = True
     """Check at start-up that rows are bitwise independent of the company they run in."""
+    pass_seconds: Mapping[int, float] | None = None
+    """Seconds of a pass by its number of rows, straight lines in between, by which drafting is planned; None measures them
+    at start-up and follows the passes that run."""
 
     def __post_init__(self) -> None:
         speculation = self.speculation
@@ -307,3 +304,9 @@ class EngineConfig:
             f"an integer >= {BLOCK_SIZE}",
         )
         _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")
+        if self.pass_seconds is not None:
+            rule, given = "a mapping of numbers of rows >= 1 to seconds > 0, or None", self.pass_seconds
+            _require(isinstance(given, Mapping) and bool(given), "pass_seconds", given, rule)
+            for rows, seconds in given.items():
+                _require(_is_int(rows) and rows >= 1 and _is_number(seconds) and seconds > 0, "pass_seconds", given, rule)
+            object.__setattr__(self, "pass_seconds", dict(given))

@@ -16,12 +16,15 @@ from torch import Tensor
 from specdec import attention, draft
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter
+from specdec.draft.budget import Budget
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
+from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
+from specdec.runner.measure import pass_costs
 from specdec.runner.runner import Runner
 from specdec.sampling import History, SamplingError, choose, logprob
 from specdec.scheduler import Grant, Scheduler
@@ -70,7 +73,6 @@ class Engine:
             max_nodes=speculation.max_nodes if self.drafter else 0,
         )
         self.stats = Stats()
-        self._patience, self._retry = speculation.patience, speculation.retry
         self._kernels = kernels
         self._runner = Runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -78,6 +80,11 @@ class Engine:
         self.invariance: Invariance | None = check_invariance(model, kernels) if config.self_test else None
         if self.invariance and not self.invariance.exact:
             _log.warning("%s", self.invariance.describe())
+        self.budget: Budget | None = None
+        if self.drafter:
+            given = config.pass_seconds
+            costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, 1 + speculation.max_nodes)
+            self.budget = Budget(self.drafter, costs, self.stats, time.perf_counter)
 
     @property
     def has_work(self) -> bool:
@@ -168,12 +175,14 @@ class Engine:
         judged = time.perf_counter()
         deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
         committed = time.perf_counter()
-        if self.drafter:
-            self.drafter.observe(step, forward, [v if isinstance(v, Verdict) else None for v in verdicts])
+        if self.budget:
+            self.budget.observe(step, forward, [v if isinstance(v, Verdict) else None for v in verdicts])
         for delta in deltas:
             if delta.finish_reason:
                 self._release(self._sequences[delta.sequence_id])
         ended = time.perf_counter()
+        if self.budget:
+            self.budget.follow(step.n_rows, forwarded - drafted, ended - forwarded + scheduled - started)
         for stats in (self.stats, *(span.sequence.stats for span in step)):
             stats.add_seconds(
                 draft=drafted - scheduled + ended - committed,
@@ -190,20 +199,14 @@ class Engine:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
 
-    def _drafts_pay(self, sequence: Sequence) -> bool:
-        """Is this sequence to be drafted for in this pass? Every time while drafts come true now and then, else seldom."""
-        return sequence.refused < self._patience or sequence.stats.target_passes % self._retry == 0
-
     def _draft(self, grants: list[Grant]) -> Step:
-        """Ask for drafts where there is leave to verify them."""
+        """Have drafts made where there is leave to verify them."""
         drafts: dict[int, Draft] = {}
-        askers = [grant for grant in grants if grant.nodes and self._drafts_pay(grant.sequence)]
-        if self.drafter and askers:
-            proposed = self.drafter.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers])
-            for grant, proposal in zip(askers, proposed, strict=True):
-                if len(proposal) > grant.nodes:
-                    raise RuntimeError(f"{self.drafter.name} drafted {len(proposal)} nodes where {grant.nodes} were granted")
-                drafts[grant.sequence.id] = proposal
+        if self.budget:
+            askers = [grant for grant in grants if grant.stop == len(grant.sequence.tokens)]
+            rows = sum(grant.stop - grant.start for grant in grants)
+            made = self.budget.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers], rows)
+            drafts = {grant.sequence.id: proposal for grant, proposal in zip(askers, made, strict=True)}
         return Step(tuple(Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, Draft())) for g in grants))
 
     @staticmethod
@@ -265,8 +268,6 @@ class Engine:
         # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
         sequence.n_cached = len(sequence.tokens) - 1
         sequence.table.truncate(sequence.n_cached)
-        if len(span.draft):
-            sequence.refused = 0 if path else sequence.refused + 1
         for stats in (self.stats, sequence.stats):
             stats.record_burst(span.draft, depths(tree), path, len(emitted))
         return Delta(
@@ -289,5 +290,5 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        if self.drafter:
-            self.drafter.release(sequence)
+        if self.budget:
+            self.budget.release(sequence)

@@ -1,13 +1,13 @@
-"""Everything that is derived from a ``Tree``: depths, children, paths. Pure functions over integers.
+"""Everything that is derived from a ``Tree``: depths, children, paths, subtrees. Pure functions over integers.
 
 A chain and the empty tree are ordinary cases. Every function is O(nodes) or O(nodes x depth) and runs once per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from specdec.types import ROOT, Tree
+from specdec.types import ROOT, Draft, Tree
 
 
 def chain(tokens: Iterable[int]) -> Tree:
@@ -47,3 +47,27 @@ def path_tokens(tree: Tree, node: int) -> tuple[int, ...]:
         tokens.append(tree.tokens[node])
         node = tree.parents[node]
     return tuple(reversed(tokens))
+
+
+def prune(draft: Draft, kept: Collection[int]) -> Draft:
+    """The draft of the ``kept`` nodes alone, in the same order.
+
+    Raises:
+        ValueError: a node is kept whose parent is not, or nodes were sampled. Dropping a sampled node after a look at its
+            token would change the law of what is emitted where drafts are accepted by chance: ask for fewer instead.
+    """
+    if draft.q is not None:
+        raise ValueError("a sampled draft cannot be pruned: its nodes were drawn to be verified, ask for fewer instead")
+    tree = draft.tree
+    place = {ROOT: ROOT}  # node -> its place among those kept
+    for node in sorted(kept):
+        if tree.parents[node] not in place:
+            raise ValueError(f"node {node} is kept, but its parent {tree.parents[node]} is not")
+        place[node] = len(place) - 1
+    del place[ROOT]
+    parents = (tree.parents[node] for node in place)
+    return Draft(
+        Tree(tuple(tree.tokens[node] for node in place), tuple(place.get(parent, ROOT) for parent in parents)),
+        tuple(draft.sources[node] for node in place),
+        estimates=tuple(draft.estimates[node] for node in place) if draft.estimates else (),
+    )

@@ -105,8 +105,6 @@ class Sequence:
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
     status: Status = "waiting"
-    refused: int = 0
-    """Drafts in a row of which no node was accepted."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the second prompt token onwards, as far as the prompt has been read, if the request asks for them."""
 

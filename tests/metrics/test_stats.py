@@ -32,3 +32,14 @@ def test_depths_are_counted_where_they_were_reached() -> None:
     assert out["drafted_by_drafter"] == {"suffix": 6, "recycling": 2}
     assert out["accepted_by_drafter"] == {"suffix": 1, "recycling": 1}
     assert out["tokens_per_pass"] == 5 / 3
+
+
+def test_plans_are_counted() -> None:
+    """What was proposed, who was asked, and what was expected, per target pass."""
+    stats = Stats()
+    for proposed, asked, expected in ((5, ("suffix", "recycling"), 2.5), (0, ("suffix",), 1.0), (0, (), 1.0)):
+        stats.record_burst(Draft(), [], path=(), emitted=1)
+        stats.record_plan(proposed, asked, expected)
+    out = stats.as_dict()
+    assert (out["proposed"], out["quiet_passes"], out["expected_tokens_per_pass"]) == (5, 1, 1.5)
+    assert out["asked_by_drafter"] == {"suffix": 2, "recycling": 1}

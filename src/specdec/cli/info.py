@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,6 +46,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
     import torch
 
     from specdec import kernels
+    from specdec.runner.measure import cpu_name
 
     engine = llm.engine
     shape, invariance, device = engine.model.shape, engine.invariance, engine.model.device
@@ -67,7 +66,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
         "pool_tokens": engine.pool.n_blocks * BLOCK_SIZE,
         "resident_bytes": psutil.Process().memory_info().rss,
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cores": psutil.cpu_count(logical=False),
             "threads": torch.get_num_threads(),
             "memory_bytes": psutil.virtual_memory().total,
@@ -86,6 +85,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{facts['model']}: {size}"),
         ("precision", f"{facts['precision']}, weights {_megabytes(facts['weights_bytes'])}"),
         ("speculation", f"{', '.join(facts['speculation'])}, up to {nodes} tokens a pass" if nodes else "off"),
+        ("cost of rows", _costs(facts["pass_seconds"], facts["pass_costs"])),
         ("exactness", facts["invariance_text"]),
         ("cache", f"{facts['pool_tokens']:,} tokens, {_megabytes(facts['pool_bytes'])}"),
         ("resident", _megabytes(facts["resident_bytes"])),
@@ -95,15 +95,14 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _costs(seconds: dict[int, float] | None, relative: dict[int, float] | None) -> str:
+    """Of the narrowest pass in milliseconds, of the others relative to it."""
+    if not seconds or not relative:
+        return "not measured"
+    (rows, first), *_ = seconds.items()
+    others = ", ".join(f"v({m}) = {v:.2f}" for m, v in relative.items() if m != rows)
+    return f"a pass of {rows} takes {first * 1e3:.1f} ms; {others}"
+
+
 def _megabytes(n: int) -> str:
     return f"{n / 1e6:,.0f} MB"
-
-
-def _cpu_name() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or os.name

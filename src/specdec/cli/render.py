@@ -69,6 +69,10 @@ def summary(results: list[Result]) -> Text:
     text.append(f", {tokens / seconds:.1f} tokens/s" if seconds else "", style="dim")
     for i, (name, count) in enumerate(sorted(accepted.items(), key=lambda item: -item[1])):
         text.append(", " if i else ", accepted drafts: ", style="dim").append(f"{name} {count}", style=colour(name))
+    proposed = sum(result.stats["proposed"] for result in results)
+    if proposed:
+        drafted = sum(result.stats["drafted"] for result in results)
+        text.append(f", {drafted} of {proposed} drafted tokens verified", style="dim")
     reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
     return text.append(f" ({reasons})", style="dim")
 
@@ -94,13 +98,15 @@ def result_json(result: Result, llm: LLM) -> dict[str, Any]:
 def run_json(llm: LLM) -> dict[str, Any]:
     """What ran: the model and how."""
     invariance = llm.engine.invariance
-    speculation = llm.config.speculation
+    speculation, budget = llm.config.speculation, llm.engine.budget
     return {
         "model": llm.name,
         "precision": llm.precision,
         "kernels": llm.kernels.name,
         "speculation": list(speculation.drafters),
         "max_nodes": speculation.max_nodes if speculation.drafters else 0,
+        "pass_seconds": None if budget is None else budget.costs.points,
+        "pass_costs": None if budget is None else budget.costs.relative(),
         "exact": None if invariance is None else invariance.exact,
     }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from specdec.draft.base import Drafter
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
+
+Ask = Callable[[Drafter, Many[Sequence], Many[int]], list[Draft]]
+"""(drafter, sequences, budgets) -> one draft per sequence."""
 
 
 class Merge(Drafter):
@@ -22,18 +26,7 @@ class Merge(Drafter):
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
-        tries = [_Trie(budget) for budget in budgets]
-        for drafter in self.drafters:
-            # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
-            left = [0 if trie.full else budget for trie, budget in zip(tries, budgets, strict=True)]
-            for trie, draft in zip(tries, drafter.propose(sequences, left), strict=True):
-                if draft.q is not None:
-                    raise ValueError(
-                        f"drafter {drafter.name} samples its tokens and cannot be merged: "
-                        "the law of a merged tree's siblings is not the one they were drawn from; run it alone"
-                    )
-                trie.add(draft)
-        return [trie.draft() for trie in tries]
+        return overlay(self.drafters, sequences, budgets, lambda drafter, *asked: drafter.propose(*asked))
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         for drafter in self.drafters:
@@ -52,6 +45,21 @@ class Merge(Drafter):
         return sum(drafter.n_bytes for drafter in self.drafters)
 
 
+def overlay(drafters: Many[Drafter], sequences: Many[Sequence], budgets: Many[int], ask: Ask) -> list[Draft]:
+    """Ask drafters in order of preference and lay their trees over each other; ``ask`` may leave a sequence undrafted.
+
+    Raises:
+        ValueError: a drafter samples its tokens.
+    """
+    tries = [_Trie(budget) for budget in budgets]
+    for drafter in drafters:
+        # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
+        left = [0 if trie.full else budget for trie, budget in zip(tries, budgets, strict=True)]
+        for trie, draft in zip(tries, ask(drafter, sequences, left), strict=True):
+            trie.add(draft, drafter.name)
+    return [trie.draft() for trie in tries]
+
+
 class _Trie:
     """A tree under construction that never holds a path twice nor more nodes than its budget."""
 
@@ -66,8 +74,17 @@ class _Trie:
     def full(self) -> bool:
         return len(self._nodes) >= self._budget
 
-    def add(self, draft: Draft) -> None:
-        """Add the nodes of a draft in its own order, so that of one cut short the first are kept."""
+    def add(self, draft: Draft, name: str) -> None:
+        """Add the nodes that the drafter ``name`` proposed, in its own order, so that of a draft cut short the first are kept.
+
+        Raises:
+            ValueError: the nodes were sampled.
+        """
+        if draft.q is not None:
+            raise ValueError(
+                f"drafter {name} samples its tokens and cannot be merged: "
+                "the law of a merged tree's siblings is not the one they were drawn from; run it alone"
+            )
         if len(draft) and not draft.estimates:
             self._estimates = None
         here = {ROOT: ROOT}  # node of the draft -> node of the trie

@@ -50,10 +50,10 @@ class Candidate:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     estimates: tuple[float, ...]
+    score: float
 
-    @property
-    def score(self) -> float:
-        return sum(self.estimates)
+
+NOTHING = Candidate((), (), (), 0.0)
 
 
 class SuffixDrafter(Drafter):
@@ -90,7 +90,7 @@ class SuffixDrafter(Drafter):
 
     def _best(self, array: Ints, tail: Ints, min_match: int, budget: int, end_tokens: frozenset[int]) -> Candidate:
         config = self._config
-        best = Candidate((), (), ())
+        best = NOTHING
         # Longest matches first: a shorter one cannot score above its own limit.
         for length, rows in continuations(array, tail, min_match, min(budget, config.suffix_depth)):
             limit = min(budget, int(config.suffix_factor * length))
@@ -193,7 +193,7 @@ def grow(rows: list[list[int]], limit: int, min_probability: float, prior: float
         estimates.append(-p)
         if token not in end_tokens:  # nothing after an end token can be emitted
             expand(node, -p, depth + 1, through)
-    return Candidate(tuple(tokens), tuple(parents), tuple(estimates))
+    return Candidate(tuple(tokens), tuple(parents), tuple(estimates), sum(estimates))
 
 
 class Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,24 @@ class Stats:
 
     A *target pass* is a forward pass whose logits were used to emit tokens. Passes over parts of a prompt that emit
     nothing are counted apart. A depth is *reached* when the walk stood at a node that had children at that depth.
+    *proposed* nodes came from drafters, *drafted* ones among them were verified, the others were not worth their rows.
+    A *quiet* pass is a target pass for which no drafter was asked. *expected* tokens were foreseen when nodes were chosen.
     """
 
     target_passes: int = 0
     prefill_passes: int = 0
     prompt_rows: int = 0
     emitted: int = 0
+    proposed: int = 0
     drafted: int = 0
     accepted: int = 0
+    quiet_passes: int = 0
+    expected: float = 0.0
     preemptions: int = 0
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
     reached_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    asked_by_drafter: Counter[str] = field(default_factory=Counter)
     drafted_by_drafter: Counter[str] = field(default_factory=Counter)
     accepted_by_drafter: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -37,6 +44,19 @@ class Stats:
     def tokens_per_pass(self) -> float:
         """τ: mean tokens emitted per target pass, the corrected or bonus token included; 0 before the first pass."""
         return self.emitted / self.target_passes if self.target_passes else 0.0
+
+    def record_plan(self, proposed: int, asked: Collection[str], expected: float) -> None:
+        """Count what was decided for one target pass.
+
+        Args:
+            proposed: nodes that drafters proposed.
+            asked: names of the drafters that were asked.
+            expected: tokens that the pass was to emit, on average.
+        """
+        self.proposed += proposed
+        self.quiet_passes += not asked
+        self.asked_by_drafter.update(asked)
+        self.expected += expected
 
     def record_burst(self, draft: Draft, depths: list[int], path: tuple[int, ...], emitted: int) -> None:
         """Count one target pass.
@@ -73,13 +93,17 @@ class Stats:
             "prefill_passes": self.prefill_passes,
             "prompt_rows": self.prompt_rows,
             "emitted": self.emitted,
+            "proposed": self.proposed,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "quiet_passes": self.quiet_passes,
             "tokens_per_pass": self.tokens_per_pass,
+            "expected_tokens_per_pass": self.expected / self.target_passes if self.target_passes else 0.0,
             "preemptions": self.preemptions,
             "drafted_by_depth": _by_depth(self.drafted_by_depth),
             "reached_by_depth": _by_depth(self.reached_by_depth),
             "accepted_by_depth": _by_depth(self.accepted_by_depth),
+            "asked_by_drafter": dict(self.asked_by_drafter),
             "drafted_by_drafter": dict(self.drafted_by_drafter),
             "accepted_by_drafter": dict(self.accepted_by_drafter),
             "seconds": dict(self.seconds),

@@ -7,6 +7,7 @@ a list of slots in order of position, so the model and the attention need not kn
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from specdec.kernels.base import Rows
@@ -61,21 +62,31 @@ def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...], tu
     width = max(map(len, path))
     longest_table = max(len(span.sequence.table.blocks) for span in step)
     tables = [blocks + [0] * (longest_table - len(blocks)) for blocks in (span.sequence.table.blocks for span in step)]
-    int32, int64 = torch.int32, torch.int64
+    n, s, w = len(tokens), len(tables), len(wanted)
+    # One array for each width of integer, and one copy to the device: a tensor made on its own costs as much as all of these.
+    wide = torch.from_numpy(np.array(tokens + positions + lengths + wanted, np.int64)).to(device)
+    entries: list[int] = owner + slot + prefix + [len(p) for p in path]
+    for blocks in tables:
+        entries += blocks
+    if width:
+        for p in path:
+            entries += p
+            entries += [-1] * (width - len(p))
+    small = torch.from_numpy(np.array(entries, np.int32)).to(device)
+    wides = torch.split(wide, [n, n, n, w])
+    narrows = torch.split(small, [n, n, n, n, s * longest_table, n * width])
     batch = Batch(
-        tokens=torch.tensor(tokens, dtype=int64, device=device),
-        positions=torch.tensor(positions, dtype=int64, device=device),
-        lengths=torch.tensor(lengths, dtype=int64, device=device),
+        tokens=wides[0],
+        positions=wides[1],
+        lengths=wides[2],
         rows=Rows(
-            tables=torch.tensor(tables, dtype=int32, device=device),
-            sequence=torch.tensor(owner, dtype=int32, device=device),
-            slot=torch.tensor(slot, dtype=int32, device=device),
-            prefix=torch.tensor(prefix, dtype=int32, device=device),
-            path=torch.tensor([p + [-1] * (width - len(p)) for p in path], dtype=int32, device=device).reshape(
-                len(path), width
-            ),
-            n_path=torch.tensor([len(p) for p in path], dtype=int32, device=device),
+            sequence=narrows[0],
+            slot=narrows[1],
+            prefix=narrows[2],
+            n_path=narrows[3],
+            tables=narrows[4].view(s, longest_table),
+            path=narrows[5].view(n, width),
         ),
-        wanted=torch.tensor(wanted, dtype=int64, device=device),
+        wanted=wides[3],
     )
     return batch, tuple(verified), tuple(scoring)

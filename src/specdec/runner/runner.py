@@ -25,4 +25,6 @@ class Runner:
         """Run all rows of a step in one pass; keys and values of every row are in the pool afterwards."""
         batch, rows, prompt_rows = pack(step, self.model.device)
         logits, taps = self.model.forward(batch, self._attention, self._taps)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)  # the logits are wanted at once, and seconds must be those of the pass
         return Forward(logits, rows, prompt_rows, taps)

@@ -1,0 +1,321 @@
+"""Which drafters are asked, and how many of their nodes are verified: what a pass costs against what it may gain.
+
+Every node has a *chance*, the probability that it will be accepted: the drafter's own estimate, corrected by how often
+estimates of that kind came true. A pass emits one token and, on average, the sum of the chances of its nodes. Nodes of all
+sequences are taken together, best first, as many as make tokens per second largest (a child's chance never exceeds its
+parent's, so what is taken is a tree). Asking costs time as well: a drafter that saves less than that for a sequence is
+asked more and more seldom, but never so seldom that it would not be noticed when the text begins to suit it.
+
+What was proposed is scored against what was emitted, whether it was verified or not, so a drafter that has fallen silent
+need not be paid for with rows to show that it is right again. None of this can change a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from specdec.draft.base import Drafter
+from specdec.draft.merge import Merge, overlay
+from specdec.metrics.stats import Stats
+from specdec.runner.cost import Costs
+from specdec.tree import depths, prune
+from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+
+Kind = tuple[str, int, int]
+"""Nodes whose chances are alike: their drafter and the class of its estimate; or the depth, where it makes none."""
+
+CLASSES = 8
+"""Classes of estimates, of equal width."""
+
+DEPTHS = 12
+"""Depths told apart where the drafter makes no estimates; deeper nodes count as the last of them."""
+
+MEMORY = 400, 30
+"""Nodes of a kind that are remembered over all sequences, and of one sequence: older ones fade."""
+
+WEIGHT = 6.0
+"""Nodes that a prior counts for: the drafter's estimate against all sequences, and these against one sequence."""
+
+PRIOR = 0.5
+"""Chance of a node without an estimate before anything is known, given its parent."""
+
+PROBING = 0.01
+"""Most of the time of plain decoding that may go into asking a drafter that does not pay."""
+
+TRIALS = 8
+"""Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
+
+
+class Record:
+    """How often nodes of each kind were accepted where their parents were; older observations fade."""
+
+    def __init__(self, memory: int) -> None:
+        self._keep = 1 - 1 / memory
+        self._cells: dict[Kind, list[float]] = {}  # kind -> accepted, reached
+
+    def chance(self, kind: Kind, prior: float, weight: float) -> float:
+        """The share that was accepted, with ``weight`` imagined nodes of which ``prior`` were."""
+        cell = self._cells.get(kind)
+        return prior if cell is None else (cell[0] + weight * prior) / (cell[1] + weight)
+
+    def add(self, kind: Kind, accepted: bool) -> None:
+        cell = self._cells.setdefault(kind, [0.0, 0.0])
+        cell[0] = cell[0] * self._keep + accepted
+        cell[1] = cell[1] * self._keep + 1
+
+
+@dataclass(slots=True)
+class Gate:
+    """Is a drafter worth its time for a sequence, and if not, when is it asked again?"""
+
+    saved: float
+    """Running mean of the seconds that asking saved, what the asking itself took not deducted."""
+    interval: int = 1
+    """Passes from one ask to the next."""
+    waited: int = 0
+
+    def opens(self) -> bool:
+        """Called once for every pass in which the drafter could be asked."""
+        self.waited += 1
+        return self.waited >= self.interval
+
+    def close(self, saved: float, right: bool, price: float, longest: int) -> None:
+        """After an ask: ``right`` if one of its tokens was the next one, ``price`` is what it costs, ``longest`` the most
+        passes to wait."""
+        self.waited = 0
+        # One very good draft is enough to open: text that begins to repeat goes on repeating.
+        self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
+        if self.saved >= price:
+            self.interval = 1
+        else:
+            self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one sequence."""
+
+    record: Record
+    gates: dict[str, Gate] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """One sequence's part in a pass, from the proposal to the verdict."""
+
+    proposed: Draft
+    depth: list[int]
+    kinds: list[Kind]
+    chances: list[float]
+    asked: list[str] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """Nodes that are verified."""
+    expected: float = 1.0
+    """Tokens that the pass is expected to emit for this sequence."""
+    per_token: float = 0.0
+    """Seconds that a token takes in plain decoding."""
+    per_row: float = 0.0
+    """Seconds that a verified node adds to the pass."""
+
+
+class Budget:
+    """Asks drafters and cuts their drafts to what pays.
+
+    Args:
+        drafter: a merge is asked part by part.
+        costs: of a pass; they follow the passes that run.
+        stats: counters over all sequences.
+        clock: gives seconds.
+    """
+
+    def __init__(self, drafter: Drafter, costs: Costs, stats: Stats, clock: Callable[[], float]) -> None:
+        self.costs = costs
+        self._drafters = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
+        self._stats = stats
+        self._clock = clock
+        self._record = Record(MEMORY[0])
+        self._known: dict[int, _Known] = {}
+        self._plans: dict[int, _Plan] = {}
+        self._asked: dict[int, list[str]] = {}
+        self._price: dict[str, float] = {}
+        """Seconds of asking a drafter for one sequence, running mean."""
+        self._saved: dict[str, float] = {}
+        """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._host = 0.0
+        """Seconds of a step beside its pass and its drafting, running mean."""
+
+    def propose(self, sequences: Many[Sequence], limits: Many[int], rows: int) -> list[Draft]:
+        """A draft to verify for each sequence whose next token this pass gives.
+
+        Args:
+            limits: most nodes of each.
+            rows: of the pass without any draft, those of other sequences' prompts among them.
+        """
+        self._asked = {sequence.id: [] for sequence in sequences}
+        started = self._clock()
+        if len(self._drafters) == 1:
+            proposed = self._ask(self._drafters[0], sequences, limits)
+        else:
+            proposed = overlay(self._drafters, sequences, limits, self._ask)
+        plans = [self._plan(sequence, draft) for sequence, draft in zip(sequences, proposed, strict=True)]
+        self._plans = {sequence.id: plan for sequence, plan in zip(sequences, plans, strict=True)}
+        kept = self._choose(plans, rows, self._clock() - started)
+        self._settle(plans, kept, rows)
+        return [
+            plan.proposed if len(nodes) == len(plan.proposed) else prune(plan.proposed, nodes)
+            for plan, nodes in zip(plans, kept, strict=True)
+        ]
+
+    def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int]) -> list[Draft]:
+        """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
+        name = drafter.name
+        drafts = [Draft()] * len(sequences)
+        askers = [i for i, (s, n) in enumerate(zip(sequences, limits, strict=True)) if n > 0 and self._gate(s, name).opens()]
+        if not askers:
+            return drafts
+        started = self._clock()
+        proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
+        price = (self._clock() - started) / len(askers)
+        self._price[name] = _blend(self._price.get(name), price)
+        for i, draft in zip(askers, proposed, strict=True):
+            if len(draft) > limits[i]:
+                raise RuntimeError(f"{name} drafted {len(draft)} nodes where {limits[i]} were granted")
+            self._asked[sequences[i].id].append(name)
+            drafts[i] = draft
+        return drafts
+
+    def _gate(self, sequence: Sequence, name: str) -> Gate:
+        known = self._known.get(sequence.id)
+        if known is None:
+            known = self._known[sequence.id] = _Known(Record(MEMORY[1]))
+        gate = known.gates.get(name)
+        if gate is None:
+            # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
+            gate = known.gates[name] = Gate(self._saved.get(name, math.e * self._price.get(name, 0.0)))
+        return gate
+
+    def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
+        """The chance of each node: its parent's, times that of being the next token then."""
+        depth = depths(draft.tree)
+        kinds: list[Kind] = []
+        chances: list[float] = []
+        if len(draft):
+            mine = self._known[sequence.id].record
+            estimates = draft.estimates
+            for node, (parent, source) in enumerate(zip(draft.tree.parents, draft.sources, strict=True)):
+                if estimates:
+                    above = estimates[parent] if parent != ROOT else 1.0
+                    prior = min(1.0, estimates[node] / above) if above > 0 else 0.0
+                    kind = source, 0, min(int(prior * CLASSES), CLASSES - 1)
+                else:
+                    prior = self._record.chance((source, 0, CLASSES), PRIOR, WEIGHT)  # of this drafter at any depth
+                    kind = source, min(depth[node], DEPTHS), CLASSES
+                chance = mine.chance(kind, self._record.chance(kind, prior, WEIGHT), WEIGHT)
+                kinds.append(kind)
+                chances.append(chance if parent == ROOT else chance * chances[parent])
+        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id])
+
+    def _choose(self, plans: Many[_Plan], rows: int, spent: float) -> list[list[int]]:
+        """For each sequence the nodes to verify: those that make expected tokens per second of the whole pass largest."""
+        kept: list[list[int]] = [[] for _ in plans]
+        tokens = float(len(plans))
+        pool: list[tuple[float, int, int]] = []
+        for index, plan in enumerate(plans):
+            if plan.proposed.q is None:
+                pool += [(-chance, index, node) for node, chance in enumerate(plan.chances)]
+            else:
+                # Whether a sampled node is verified must not depend on its token: its number was limited before it was drawn.
+                kept[index] = list(range(len(plan.proposed)))
+                tokens += sum(plan.chances)
+                rows += len(plan.proposed)
+        pool.sort()  # of equal chances the earlier node first, so parents before children
+        seconds, fixed = self.costs.seconds, spent + self._host
+        best, count = tokens / (fixed + seconds(rows)), 0
+        for n, (chance, _, _) in enumerate(pool, start=1):
+            tokens -= chance
+            rate = tokens / (fixed + seconds(rows + n))
+            if rate > best:
+                best, count = rate, n
+        for _, index, node in pool[:count]:
+            kept[index].append(node)
+        return kept
+
+    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int) -> None:
+        """Note what is expected of the pass, and at which prices what comes of it will be weighed."""
+        n = sum(map(len, kept))
+        plain = self.costs.seconds(rows)
+        per_row = (self.costs.seconds(rows + n) - plain) / n if n else 0.0
+        per_token = (self._host + plain) / max(1, len(plans))
+        for plan, nodes in zip(plans, kept, strict=True):
+            plan.kept, plan.per_token, plan.per_row = nodes, per_token, per_row
+            plan.expected = 1 + sum(plan.chances[node] for node in nodes)
+
+    def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
+        """Score what was proposed against what was emitted, then let the drafters learn."""
+        for span, verdict in zip(step, verdicts, strict=True):
+            plan = self._plans.get(span.sequence.id)
+            if plan is not None and verdict is not None:
+                tree = span.draft.tree
+                self._score(span.sequence, plan, [*(tree.tokens[node] for node in verdict.path), verdict.token])
+        self._plans = {}
+        for drafter in self._drafters:
+            drafter.observe(step, forward, verdicts)
+
+    def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
+        draft, known = plan.proposed, self._known.get(sequence.id)
+        right = {ROOT}  # nodes that agree with what was emitted
+        if known is not None:
+            for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
+                depth = plan.depth[node]
+                if parent in right and depth <= len(emitted):
+                    accepted = token == emitted[depth - 1]
+                    kind = plan.kinds[node]
+                    known.record.add(kind, accepted)
+                    self._record.add(kind, accepted)
+                    if not draft.estimates:
+                        self._record.add((kind[0], 0, CLASSES), accepted)
+                    if accepted:
+                        right.add(node)
+            saved = dict.fromkeys(plan.asked, 0.0)
+            hits = {draft.sources[node] for node in right if node != ROOT}
+            for node in plan.kept:
+                source = draft.sources[node]
+                if source in saved:
+                    # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
+                    share = ((node in right) + plan.chances[node]) / 2
+                    saved[source] += share * plan.per_token - plan.per_row
+            for name, seconds in saved.items():
+                price = self._price[name]
+                known.gates[name].close(seconds, name in hits, price, math.ceil(price / (PROBING * plan.per_token)))
+                mean = self._saved.get(name, math.e * price)
+                self._saved[name] = mean + (seconds - mean) / (4 * TRIALS)
+        for stats in (self._stats, sequence.stats):
+            stats.record_plan(len(draft), plan.asked, plan.expected)
+
+    def follow(self, rows: int, seconds: float, host: float) -> None:
+        """Take note of a pass that ran, and of the seconds of its step beside pass and drafting."""
+        self.costs.follow(rows, seconds)
+        self._host = _blend(self._host, host)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended."""
+        self._known.pop(sequence.id, None)
+        self._plans.pop(sequence.id, None)
+        for drafter in self._drafters:
+            drafter.release(sequence)
+
+    def clear(self) -> None:
+        """Forget everything but the costs of passes, also what drafters learned; only between requests."""
+        self._record = Record(MEMORY[0])
+        self._known, self._plans = {}, {}
+        self._price, self._saved = {}, {}
+        for drafter in self._drafters:
+            drafter.clear()
+
+
+def _blend(mean: float | None, value: float) -> float:
+    """A running mean of seconds that a single outlier moves little."""
+    return mean + (min(value, 4 * mean) - mean) / 16 if mean else value

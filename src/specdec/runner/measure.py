@@ -1,0 +1,169 @@
+"""The start-up measurement of what a pass costs by its number of rows, on the loaded model and this machine.
+
+It runs in a key and value pool of its own, once: the figures are kept in a file for the next start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specdec
+from specdec import attention
+from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.kernels.base import Kernels
+from specdec.kernels.cpu import NativeKernels
+from specdec.kernels.library import load
+from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
+from specdec.kv.pool import Pool
+from specdec.metrics.stats import Stats
+from specdec.models.base import Model
+from specdec.models.source import cache_folder
+from specdec.runner.cost import Costs
+from specdec.runner.runner import Runner
+from specdec.sampling import History
+from specdec.tree import chain
+from specdec.types import Draft, Sequence, Span, Step
+
+CONTEXT = 128
+"""Cached tokens that a measured pass attends to."""
+
+SIZES = (1, 8, 32, 2, 4, 16)
+"""Rows of the measured passes, in the order of a round: where time runs out after two, the rest is a straight line."""
+
+WIDE = 64
+"""Measured as well where bursts may be wider than the sizes above."""
+
+ROUNDS = 12
+LIMIT = 1.2
+"""Most rounds, and seconds after which no further pass is begun."""
+
+STEADY = 1.15
+"""Where the two fastest passes of a size differ by more than this, the machine was busy: the figures are not kept."""
+
+
+def pass_costs(model: Model, kernels: Kernels, max_rows: int) -> Costs:
+    """The costs of this model here, for passes of about ``max_rows`` rows.
+
+    They are read from the cache folder where they have been measured before. A file that is damaged, or was written for
+    something else, is measured anew; a folder that cannot be written to costs the measurement at every start, and so does
+    a machine too busy to measure on.
+    """
+    sizes = [*SIZES, WIDE] if max_rows > max(SIZES) else list(SIZES)
+    key = identity(model, kernels, sizes)
+    path = cache_folder() / "costs" / (hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24] + ".json")
+    costs = _read(path, key)
+    if costs is None:
+        costs, steady = measure(model, kernels, sizes)
+        if steady:
+            _write(path, {"of": key, "seconds": costs.points})
+    return costs
+
+
+def identity(model: Model, kernels: Kernels, sizes: list[int]) -> dict[str, Any]:
+    """Everything that changes the costs, as plain values."""
+    return {
+        "specdec": specdec.__version__,
+        "torch": torch.__version__,
+        "model": {"kind": type(model).__name__, **dataclasses.asdict(model.shape)},
+        "precision": model.precision,
+        "weights_bytes": model.n_bytes,
+        "kv": str(model.kv_dtype),
+        "kernels": kernels.name,
+        "library": [load().sources, load().compiler] if isinstance(kernels, NativeKernels) else None,
+        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "context": CONTEXT,
+        "rows": sizes,
+    }
+
+
+def measure(
+    model: Model, kernels: Kernels, sizes: list[int], *, limit: float = LIMIT, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Costs, bool]:
+    """Time passes of each size in turns; the fastest of each counts, since other programs only ever make one slower.
+
+    Returns:
+        The costs, and whether the figures are steady enough to be kept.
+    """
+    started = clock()
+    shape = model.shape
+    sizes = [size for size in sizes if size < shape.context]
+    context = min(CONTEXT, shape.context - max(sizes))
+    pool = Pool(
+        shape.n_layers,
+        blocks_for(context + max(sizes)),
+        shape.n_kv_heads,
+        shape.head_dim,
+        model.kv_dtype,
+        model.device,
+    )
+    pool.keys.zero_()  # what is in the cache takes no part in the time, except numbers that are none
+    pool.values.zero_()
+    table = BlockTable(BlockAllocator(pool.n_blocks))
+    table.reserve(pool.n_blocks * BLOCK_SIZE)
+    tokens = [(7919 * (i + 1)) % shape.vocab_size for i in range(context + max(sizes))]
+    prompt = tokens[:context]
+    sequence = Sequence(
+        0, prompt, context, SamplingParams(), 0, len(tokens), frozenset(), table, History.of(prompt, context), Stats()
+    )
+    runner = Runner(model, attention.select(pool, kernels))
+    steps = {}
+    for size in sizes:
+        tree = chain(tokens[context : context + size - 1])
+        steps[size] = Step((Span(sequence, context - 1, context, Draft(tree, ("cost",) * len(tree))),))
+
+    times: dict[int, list[float]] = {}
+    for size in sizes * ROUNDS:
+        if len(times) >= min(2, len(sizes)) and clock() - started > limit:
+            break
+        begun = clock()
+        runner.forward(steps[size])
+        times.setdefault(size, []).append(clock() - begun)
+    for some in times.values():
+        some.sort()
+    steady = len(times) == len(sizes) and all(len(some) > 1 and some[1] <= STEADY * some[0] for some in times.values())
+    return Costs({size: some[0] for size, some in times.items()}), steady
+
+
+def cpu_name() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or os.name
+
+
+def _read(path: Path, key: dict[str, Any]) -> Costs | None:
+    """What a file holds; None where there is none, or it is not what was written for ``key``."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["of"] != json.loads(json.dumps(key)):
+            return None
+        return Costs({int(rows): float(seconds) for rows, seconds in record["seconds"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    """Put a whole file in place or none: other processes may be reading it, or writing the same."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump(record, file, indent=1)
+        os.replace(file.name, path)  # noqa: PTH105 - both names are plain strings here
+    except OSError:
+        return

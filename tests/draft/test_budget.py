@@ -1,0 +1,247 @@
+"""What the budget decides, against the best decision found by trying all, and in modelled time over whole texts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import pytest
+import torch
+from drafting import sequence, walk
+
+from specdec.draft.base import Drafter
+from specdec.draft.budget import Budget
+from specdec.draft.merge import Merge
+from specdec.metrics.stats import Stats
+from specdec.runner.cost import Costs
+from specdec.tree import chain
+from specdec.types import ROOT, Draft, Forward, Sequence, Span, Step, Tree, Verdict
+
+CURVES = {
+    "free": lambda rows: 4.0,
+    "3 %": lambda rows: 4.0 + 0.12 * (rows - 1),
+    "10 %": lambda rows: 4.0 + 0.4 * (rows - 1),
+    "20 %": lambda rows: 4.0 + 0.8 * (rows - 1),
+    "as dear as a pass": lambda rows: 4.0 * rows,
+    "steps of four rows": lambda rows: 4.0 + 1.0 * ((rows - 1) // 4),
+    "a cliff at six rows": lambda rows: 4.0 if rows < 6 else 9.0,
+}
+
+
+def costs_of(curve: Callable[[int], float], n: int = 64) -> Costs:
+    return Costs({rows: curve(rows) for rows in range(1, n + 1)}, fixed=True)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scripted(Drafter):
+    """Proposes what a function of the sequence and the limit says; asking takes ``seconds``."""
+
+    def __init__(self, script: Callable[[Sequence, int], Draft], clock: Clock, seconds: float = 0.0, name: str = "script"):
+        self.name, self._script, self._clock, self._seconds = name, script, clock, seconds
+        self.asked = 0
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        self._clock.now += self._seconds * len(sequences)
+        self.asked += len(sequences)
+        return [self._script(s, n) for s, n in zip(sequences, budgets, strict=True)]
+
+
+def draft_of(parents: Many[int], estimates: Many[float] = (), name: str = "script") -> Draft:
+    return Draft(Tree(tuple(range(len(parents))), tuple(parents)), (name,) * len(parents), estimates=tuple(estimates))
+
+
+def budget_of(curve: Callable[[int], float], script: Callable[[Sequence, int], Draft], seconds: float = 0.0) -> Budget:
+    clock = Clock()
+    return Budget(Scripted(script, clock, seconds), costs_of(curve), Stats(), clock)
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+@pytest.mark.parametrize("a", [0.05, 0.3, 0.6, 0.9, 0.99])
+def test_the_length_of_a_chain_is_the_analytic_argmax(curve: Callable[[int], float], a: float) -> None:
+    """Constant acceptance a: k maximises (1 + a + ... + a^k) / (drafting + pass of k + 1 rows)."""
+    for seconds in (0.0, 0.3, 2.0):
+        estimates = [a ** (i + 1) for i in range(16)]
+        budget = budget_of(curve, lambda s, n: draft_of(range(-1, 15), estimates), seconds)  # noqa: B023
+        (draft,) = budget.propose([sequence([1])], [16], 1)
+        rates = [sum(a**i for i in range(k + 1)) / (seconds + curve(k + 1)) for k in range(17)]
+        assert rates[len(draft)] == pytest.approx(max(rates))
+        assert draft.tree.parents == tuple(range(-1, len(draft) - 1))
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_the_best_of_all_subtrees(curve: Callable[[int], float]) -> None:
+    """Random trees of up to seven nodes: no subtree that contains its nodes' parents gives more tokens per second."""
+    rng = random.Random(1)
+    for _ in range(60):
+        parents = [rng.randint(ROOT, i - 1) for i in range(rng.randint(1, 7))]
+        estimates: list[float] = []
+        for parent in parents:
+            estimates.append(rng.choice([0.1, 0.4, 0.8, 1.0]) * (estimates[parent] if parent != ROOT else 1.0))
+        budget = budget_of(curve, lambda s, n: draft_of(parents, estimates), 0.3)  # noqa: B023
+        (draft,) = budget.propose([sequence([1])], [8], 1)
+        best = 0.0
+        for bits in itertools.product((False, True), repeat=len(parents)):
+            if all(parents[i] == ROOT or bits[parents[i]] for i in range(len(parents)) if bits[i]):
+                tokens = 1 + sum(e for e, bit in zip(estimates, bits, strict=True) if bit)
+                best = max(best, tokens / (0.3 + curve(1 + sum(bits))))
+        assert (1 + sum(draft.estimates)) / (0.3 + curve(1 + len(draft))) == pytest.approx(best)
+
+
+def test_a_batch_shares_its_rows() -> None:
+    """Nodes of all sequences compete for the same pass, beside the rows of a prompt that is being read."""
+    estimates = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.5, 0.2, 0.1, 0.05], 2: [0.95, 0.3, 0.1, 0.1]}
+    rows = [sequence([1], number=i) for i in estimates]
+    for curve, others in itertools.product(CURVES.values(), (0, 20)):
+        budget = budget_of(curve, lambda s, n: draft_of([-1, 0, 1, 2], estimates[s.id]))
+        drafts = budget.propose(rows, [4] * 3, 3 + others)
+        best, lengths = max(
+            ((3 + sum(sum(e[:k]) for e, k in zip(estimates.values(), ks, strict=True))) / curve(3 + others + sum(ks)), ks)
+            for ks in itertools.product(range(5), repeat=3)
+        )
+        got = (3 + sum(sum(d.estimates) for d in drafts)) / curve(3 + others + sum(map(len, drafts)))
+        assert got == pytest.approx(best), (lengths, [len(d) for d in drafts])
+
+
+def test_limits_are_kept_and_checked() -> None:
+    """A drafter is not asked where no node is granted, and one that drafts more than granted is named."""
+    budget = budget_of(CURVES["free"], lambda s, n: draft_of([-1, 0, 1]))
+    assert len(budget.propose([sequence([1])], [0], 1)[0]) == 0
+    with pytest.raises(RuntimeError, match="script drafted 3 nodes where 2 were granted"):
+        budget.propose([sequence([1])], [2], 1)
+
+
+def test_sampled_drafts_stay_whole() -> None:
+    """Dropping a sampled node after a look at it would bias what acceptance by chance emits, so costs do not matter."""
+    q = torch.full((3, 4), 0.25)
+    draft = Draft(chain([1, 2, 3]), ("script",) * 3, q, (0.01, 0.001, 0.0001))
+    budget = budget_of(CURVES["as dear as a pass"], lambda s, n: draft)
+    assert budget.propose([sequence([1])], [3], 1) == [draft]
+
+
+class Course:
+    """Decodes a text with a budget in modelled time."""
+
+    def __init__(self, text: Many[int], drafters: list[Scripted], clock: Clock, curve: Callable[[int], float], limit: int = 8):
+        self.clock, self.curve, self.limit, self.text = clock, curve, limit, text
+        self.budget = Budget(drafters[0] if len(drafters) == 1 else Merge(drafters), costs_of(curve), Stats(), clock)
+        self.row = sequence([0], 1)
+        self.passes: list[tuple[int, int]] = []  # tokens out before, nodes verified
+
+    def run(self) -> Course:
+        while (done := self.row.n_output) < len(self.text):
+            limit = min(self.limit, len(self.text) - done - 1)
+            (draft,) = self.budget.propose([self.row], [limit], 1)
+            rest = self.text[done:]
+            path = walk(draft.tree, rest[: len(rest) - 1])
+            span = Span(self.row, len(self.row.tokens) - 1, len(self.row.tokens), draft)
+            self.row.tokens += rest[: len(path) + 1]
+            self.clock.now += self.curve(1 + len(draft))
+            forward = Forward(torch.zeros(1 + len(draft), 4), (slice(0, 1 + len(draft)),))
+            self.budget.observe(Step((span,)), forward, [Verdict(path, rest[len(path)])])
+            self.budget.follow(1 + len(draft), self.curve(1 + len(draft)), 0.0)
+            self.passes.append((done, len(draft)))
+        return self
+
+    @property
+    def speed(self) -> float:
+        """Modelled seconds of plain decoding over those that were taken."""
+        return len(self.text) * self.curve(1) / self.clock.now
+
+
+def right(text: Many[int], when: Callable[[int], bool], estimate: float | None = None) -> Callable[[Sequence, int], Draft]:
+    """A chain that is right if ``when`` says so for the number of tokens out, else wrong from its first node."""
+
+    def script(s: Sequence, n: int) -> Draft:
+        tokens = [t if when(s.n_output) else t + 1000 for t in text[s.n_output : s.n_output + n]]
+        estimates = () if estimate is None else tuple(estimate ** (i + 1) for i in range(len(tokens)))
+        return Draft(chain(tokens), ("script",) * len(tokens), estimates=estimates)
+
+    return script
+
+
+@pytest.mark.parametrize("estimate", [None, 0.5, 0.95])
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_an_adversary_costs_less_than_three_percent(curve: Callable[[int], float], estimate: float | None) -> None:
+    """Never right, sure of itself, 7.5 % of a pass for each ask: off is at most 3 % faster over 300 tokens."""
+    text, clock = list(range(300)), Clock()
+    course = Course(text, [Scripted(right(text, lambda n: False, estimate), clock, 0.3)], clock, curve).run()
+    assert course.speed > 0.97
+
+
+@pytest.mark.parametrize("estimate", [None, 0.5, 0.95])
+@pytest.mark.parametrize("curve", [CURVES["free"], CURVES["3 %"], CURVES["10 %"], CURVES["20 %"]])
+def test_a_drafter_that_turns_right_is_heard_again(curve: Callable[[int], float], estimate: float | None) -> None:
+    """Wrong for 300 tokens, right from then on: within 40 passes bursts are as long as they are for an oracle."""
+    text, clock = list(range(1000)), Clock()
+    script = right(text, lambda n: n >= 300, estimate)
+    course = Course(text, [Scripted(script, clock, 0.3)], clock, curve).run()
+    late = [nodes for done, nodes in course.passes if done >= 300]
+    assert late[40:50] == [8] * 10
+    assert course.speed > 1.5
+
+
+@pytest.mark.parametrize("estimate", [None, 0.7, 0.95])
+@pytest.mark.parametrize("curve", [CURVES["free"], CURVES["3 %"], CURVES["10 %"], CURVES["20 %"]])
+def test_an_oracle_is_used_to_its_full_depth(curve: Callable[[int], float], estimate: float | None) -> None:
+    """Always right, whatever it says of itself: after a few passes every burst is as long as it may be."""
+    text, clock = list(range(500)), Clock()
+    course = Course(text, [Scripted(right(text, lambda n: True, estimate), clock, 0.3)], clock, curve, limit=16).run()
+    assert [nodes for _, nodes in course.passes[16:24]] == [16] * 8
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8])
+@pytest.mark.parametrize("curve", [curve for name, curve in CURVES.items() if name != "as dear as a pass"])
+def test_never_slower_than_off_by_more_than_three_percent(curve: Callable[[int], float], share: float) -> None:
+    """Drafts that are right in a share of the passes, at random, by a drafter whose estimates say nothing."""
+    rng = random.Random(3)
+    text, clock = list(range(600)), Clock()
+    coins = [rng.random() < share for _ in text]
+    course = Course(text, [Scripted(right(text, lambda n: coins[n], 0.6), clock, 0.3)], clock, curve).run()
+    assert course.speed > 0.97
+
+
+def test_a_useless_drafter_falls_silent_beside_a_useful_one() -> None:
+    """Each is asked for its own merit."""
+    text, clock = list(range(600)), Clock()
+    good = Scripted(right(text, lambda n: True, 0.9), clock, 0.2, "script")
+    bad = Scripted(lambda s, n: draft_of([-1] if n else [], [0.5] if n else [], "bad"), clock, 0.4, "bad")
+    course = Course(text, [bad, good], clock, CURVES["10 %"]).run()
+    assert good.asked > 0.9 * len(course.passes)
+    assert bad.asked < 0.5 * len(course.passes)
+    asked = course.row.stats.as_dict()["asked_by_drafter"]
+    assert asked == {"script": good.asked, "bad": bad.asked}
+
+
+def test_what_one_sequence_showed_helps_the_next() -> None:
+    """A new sequence starts from the record of all: an adversary is not tried out anew each time."""
+    text, clock = list(range(120)), Clock()
+    adversary = Scripted(right(text, lambda n: False, 0.95), clock, 0.3)
+    course = Course(text, [adversary], clock, CURVES["10 %"])
+    asked = []
+    for number in range(6):
+        course.row = sequence([0], 1, number=number)
+        before = adversary.asked
+        course.run()
+        course.budget.release(course.row)
+        asked.append(adversary.asked - before)
+    assert asked[-1] < asked[0]
+    assert not course.budget._known, "what is known of a sequence ends with it"
+
+
+def test_decisions_are_counted() -> None:
+    """Proposed, verified, quiet and expected: in the sequence's counters and in those of all."""
+    text, clock = list(range(200)), Clock()
+    course = Course(text, [Scripted(right(text, lambda n: False, 0.9), clock, 0.3)], clock, CURVES["20 %"]).run()
+    stats = course.row.stats
+    verified = sum(nodes for _, nodes in course.passes)
+    assert stats.proposed > verified
+    assert stats.quiet_passes == len(course.passes) - course.row.stats.asked_by_drafter["script"] > 100
+    assert len(course.passes) <= stats.expected < 1.2 * len(course.passes)
