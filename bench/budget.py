@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 from drafters import Trace, read_traces, recorded_top, sequence
-from provenance import provenance
 
+from specdec.bench.provenance import provenance
 from specdec.config import SpeculationConfig
 from specdec.draft import build
 from specdec.draft.base import Drafter
@@ -177,19 +177,19 @@ def main() -> None:
                 )
                 for name, budgeted in (("fixed", False), ("budget", True)):
                     tallies = replay(traces, setting, budgeted)
-                    kinds = dict.fromkeys(trace.kind for trace in traces)
-                    for kind in [*([] if arguments.brief else kinds), "all"]:
+                    tasks = dict.fromkeys(trace.task for trace in traces)
+                    for task in [*([] if arguments.brief else tasks), "all"]:
                         total = Tally()
                         for trace, tally in zip(traces, tallies, strict=True):
-                            if kind in ("all", trace.kind):
+                            if task in ("all", trace.task):
                                 total.add(tally)
-                        label = f"{method:12} nodes {nodes:2}  row {rows:4.0%}  {name:6} {kind:8}"
+                        label = f"{method:12} nodes {nodes:2}  row {rows:4.0%}  {name:6} {task:8}"
                         worst = min(
-                            tally.speed for trace, tally in zip(traces, tallies, strict=True) if kind in ("all", trace.kind)
+                            tally.speed for trace, tally in zip(traces, tallies, strict=True) if task in ("all", trace.task)
                         )
                         print(f"{label} {total}  worst {worst:5.3f}")
                         results.append(
-                            {"drafters": method, "max_nodes": nodes, "row": rows, "way": name, "kind": kind, "worst": worst}
+                            {"drafters": method, "max_nodes": nodes, "row": rows, "way": name, "task": task, "worst": worst}
                             | {"tau": total.emitted / total.passes, "rows": total.rows / total.passes}
                             | {"asks": total.asks / total.passes, "speed": total.speed}
                         )

@@ -12,7 +12,7 @@ from page import PEERS, alike, costs_image, own_results, peer_rows, peers_image,
 from specdec.bench.result import MODES, Report
 
 OFF, ON = "#9aa5b1", "#1f6f8b"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "specdec",  # else the names inside a file are random
     "font.size": 9,
     "axes.spines.top": False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 import specdec
+from specdec.runner.measure import cpu_name
 
 
 def provenance(**more: Any) -> dict[str, Any]:
@@ -38,16 +38,6 @@ def command(argv: list[str]) -> str:
     program, *words = argv
     start = ["python", _without_folder(program)] if program.endswith(".py") else [Path(program).name]
     return shlex.join([*start, *map(_without_folder, words)])
-
-
-def cpu_name() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or os.name
 
 
 def _without_folder(word: str) -> str:

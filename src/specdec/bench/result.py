@@ -88,6 +88,16 @@ class Report:
     schema: int = SCHEMA
     turns: tuple[Mapping[str, Any], ...] = field(default=())
     """Wall-clock ``seconds`` and ``tokens`` of each turn of a mode through all prompts."""
+    one_row: Mapping[str, float] = field(default_factory=dict)
+    """A pass of one row: ``seconds``, ``weights_bytes``, and the ``bytes_per_second`` at which memory can be read; or empty."""
+
+    @property
+    def over_bound(self) -> float | None:
+        """Seconds of a one-row pass over those of reading the weights once; None where that is not known."""
+        facts = self.one_row
+        if not facts.get("bytes_per_second") or not facts.get("weights_bytes"):
+            return None
+        return facts["seconds"] * facts["bytes_per_second"] / facts["weights_bytes"]
 
     @property
     def temperatures(self) -> list[float]:
@@ -209,7 +219,12 @@ _TURN: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     "tokens": (int,),
 }
-_OPTIONAL: dict[str, tuple[type, ...]] = {"turns": (list,), "temperature": (int, float), "stats": (dict, type(None))}
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    "turns": (list,),
+    "one_row": (dict,),
+    "temperature": (int, float),
+    "stats": (dict, type(None)),
+}
 
 
 def _checked(value: Any, kinds: Mapping[str, tuple[type, ...]], where: str) -> dict[str, Any]:

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.bench.cost import relative_costs
 from specdec.bench.prompts import Prompt, digest
 from specdec.bench.provenance import provenance
 from specdec.bench.result import MODES, Report, Timing
 from specdec.bench.summary import gaps, summarise
 from specdec.config import ConfigError, SamplingParams
+from specdec.kernels.cpu import NativeKernels
+from specdec.kernels.library import load
+from specdec.kernels.memory import read_rate
 from specdec.llm import LLM, RequestError, Stream
 from specdec.results import Result
+from specdec.runner.measure import SIZES
+from specdec.runner.measure import measure as measure_costs
 
 WARM_UP = 8
 """Tokens of a request before the first measured one: pages are touched and threads started."""
@@ -93,7 +97,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
     ids = {prompt.id: _encode(llm, prompt) for prompt in prompts}
     for side in sides.values():
         side.generate([ids[prompts[0].id]], plan.params.replace(temperature=plan.temperatures[0], max_tokens=WARM_UP))
-    v = relative_costs(llm.engine.model, llm.kernels)
+    costs, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
 
     tokens: dict[tuple[str, float], tuple[int, ...]] = {}
     runs: list[Timing] = []
@@ -127,11 +131,20 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
         settings=_settings(llm, plan),
         modes=MODES,
         runs=tuple(runs),
-        v={str(rows): cost for rows, cost in v.items()},
+        v={str(rows): cost for rows, cost in costs.relative().items()},
+        one_row=_one_row(llm, costs.points[1]),
         summary=tuple(summarise(runs, MODES)),
         peak_memory_bytes=peak_memory(),
         turns=tuple(turns),
     )
+
+
+def _one_row(llm: LLM, seconds: float) -> dict[str, float]:
+    """The cost of a pass of one row, and what bounds it: its weights at the rate at which this machine reads memory."""
+    facts = {"seconds": seconds, "weights_bytes": llm.engine.model.n_bytes}
+    if isinstance(llm.kernels, NativeKernels):
+        facts["bytes_per_second"] = read_rate(load(), llm.engine.model.n_bytes)
+    return facts
 
 
 def peak_memory() -> int | None:

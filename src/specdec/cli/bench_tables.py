@@ -133,6 +133,10 @@ def _drafts(report: Report, temperature: float) -> Table:
 def _facts(report: Report) -> Table:
     grid = _facts_grid()
     grid.add_row("v(M), cost of M rows", "  ".join(f"{rows}: {cost:.2f}" for rows, cost in report.v.items()))
+    if report.one_row:
+        facts, over = report.one_row, report.over_bound
+        bound = f", {over:.2f} times the reading of its {facts['weights_bytes'] / 1e6:.0f} MB of weights" if over else ""
+        grid.add_row("pass of one row", f"{facts['seconds'] * 1e3:.2f} ms{bound}")
     memory = report.peak_memory_bytes
     grid.add_row("peak memory", "not told here" if memory is None else f"{memory / 1e6:,.0f} MB, both engines together")
     return grid
