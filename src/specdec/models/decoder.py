@@ -61,6 +61,10 @@ class Decoder(Model):
         self._scale = a.head_dim**-0.5
 
     @property
+    def capturable(self) -> bool:
+        return self.kernels.capturable and self._rotary.capturable
+
+    @property
     def n_bytes(self) -> int:
         """Memory of the weights."""
         products = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]

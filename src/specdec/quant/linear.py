@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.config import Precision
 from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
+from specdec.kernels.portable import PortableKernels
 from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
 
 
@@ -67,7 +68,7 @@ class BlockLinear(Linear):
 
 
 class DenseLinear(Linear):
-    """float32 or bfloat16 weights on the CPU, packed for the dense product."""
+    """float32 or bfloat16 weights, packed for the dense product."""
 
     def __init__(self, weight: DenseWeight, kernels: Kernels) -> None:
         self.n, self.k = weight.n, weight.k
@@ -78,7 +79,7 @@ class DenseLinear(Linear):
         return self._product(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
+        if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
             raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
         return self.weight.data[ids // LANES, :, ids % LANES].float()
 
@@ -88,7 +89,10 @@ class DenseLinear(Linear):
 
 
 class DeviceLinear(Linear):
-    """float32 or bfloat16 weights [n, k] on an accelerator, multiplied by torch in their own type."""
+    """float32 or bfloat16 weights [n, k] where no kernel of ours runs, multiplied by torch in their own type.
+
+    Fast, but torch picks its product by the number of rows, so rows are not independent of their company.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         self.n, self.k = weight.shape
@@ -211,10 +215,11 @@ def make_linear(
             linears.append(BlockLinear(BlockWeight(data, weight.kind, weight.n, weight.k), kernels))
             continue
         dense = torch.cat([w for w in run if isinstance(w, Tensor)])
-        if device.type == "cpu":
-            linears.append(DenseLinear(pack_dense(dense, dense.dtype), kernels))
-        else:
+        if device.type != "cpu" and isinstance(kernels, PortableKernels):
             linears.append(DeviceLinear(dense.to(device)))
+        else:
+            packed_dense = pack_dense(dense, dense.dtype)
+            linears.append(DenseLinear(DenseWeight(packed_dense.data.to(device), packed_dense.n, packed_dense.k), kernels))
     if len({linear.k for linear in linears}) > 1:
         raise ValueError(f"parts of one matrix need the same width, got {[linear.k for linear in linears]}")
     whole = linears[0] if len(linears) == 1 else StackedLinear(linears)
