@@ -18,12 +18,14 @@ CAPABILITIES = (80, 90, 100)
 POINTERS = {
     "weight": "bf16", "keys": "bf16", "values": "bf16", "tables": "i32", "sequence": "i32", "slot": "i32", "prefix": "i32",
     "path": "i32", "n_path": "i32", "x": "fp32", "parts": "fp32", "q": "fp32", "k": "fp32", "v": "fp32", "sums": "fp32",
-    "peaks": "fp32", "masses": "fp32", "out": "fp32", "gate_up": "fp32", "cos": "fp32", "sin": "fp32",
+    "peaks": "fp32", "masses": "fp32", "out": "fp32", "gate_up": "fp32", "halves": "fp16", "cos": "fp32", "sin": "fp32",
 }  # fmt: skip
 FLOATS = {"eps", "scale"}
 HEADS = {"KV": 3, "HD": 64, "HD_TILE": 64, "PART": 512}
 KERNELS = [
     (triton_products.dense, {"K": 576, "STEPS": 3, "ROWS": 16, "COLUMNS": 32, "DEPTH": 64}, 4),
+    (triton_products.blocks, {"K": 576, "STEPS": 6, "ROWS": 16, "COLUMNS": 32, "Q4": True}, 3),
+    (triton_products.blocks, {"K": 576, "STEPS": 6, "ROWS": 16, "COLUMNS": 32, "Q4": False}, 3),
     (triton_products.add_parts, {"S": 3, "TILE": 1024}, 3),
     (triton_attention.attend, {**HEADS, "G": 3, "G_TILE": 16, "BLOCK": 16, "KEYS": 64, "WHOLE": False}, 2),
     (triton_attention.join, {"HEADS": 9, "HD": 64, "HEADS_TILE": 16, "HD_TILE": 64, "PART": 512}, 3),
@@ -34,13 +36,17 @@ KERNELS = [
 ]
 
 
-def kind(name: str) -> str:
+def kind(name: str, constants: dict) -> str:
+    if name in constants:
+        return "constexpr"
+    if name == "weight" and "Q4" in constants:
+        return "*u8"
     return f"*{POINTERS[name]}" if name in POINTERS else "fp32" if name in FLOATS else "i32"
 
 
 def compiled(function, constants: dict, stages: int, capability: int) -> dict:
     names = function.arg_names
-    signature = {name: "constexpr" if name in constants else kind(name) for name in names}
+    signature = {name: kind(name, constants) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in POINTERS or name.endswith("stride")}
     source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
     options = {"num_warps": 4, "num_stages": stages, "enable_fp_fusion": False}

@@ -14,13 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoints import tiny
 from interpreted import ON_DEVICE, OnDevice
 from paged import Paged, Row, burst
 
 from specdec.kernels import triton as face
 from specdec.kernels.base import Rows
 from specdec.kernels.portable import PortableKernels
+from specdec.models.load import load_model
+from specdec.models.source import resolve
+from specdec.quant.blocks import from_float
 from specdec.quant.linear import pack_dense
+from specdec.runner.invariance import check_invariance
 
 if ON_DEVICE:
     pytestmark = pytest.mark.gpu
@@ -56,12 +61,25 @@ def test_bfloat16_products_keep_more_of_the_row_than_bfloat16() -> None:
     assert error * 20 < (PORTABLE.dense_linear(x.bfloat16().float(), weight) - exact).abs().max()
 
 
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+@pytest.mark.parametrize(("n", "k"), [(40, 96), (16, 320)])
+def test_a_block_product_is_right_and_its_rows_are_alone(kind: str, n: int, k: int) -> None:
+    """One part and several; rows that are zero, tiny, huge or broken are as the contract says and disturb no other."""
+    weight, x = from_float(noise(n, k) / k**0.5, kind), noise(18, k, seed=1)
+    x[1], x[2, :32], x[3, 5], x[4, 40], x[5] = 0, 1e-38, torch.inf, torch.nan, 1e30
+    alone = torch.cat([TRITON.block_linear(x[i : i + 1].clone(), weight) for i in range(len(x))])
+    torch.testing.assert_close(alone, PORTABLE.block_linear(x, weight), rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert alone[3:5].isnan().all()
+    for m in (2, 18):
+        torch.testing.assert_close(TRITON.block_linear(x[:m].clone(), weight), alone[:m], rtol=0, atol=0, equal_nan=True)
+
+
 def test_the_check_notices_a_sum_cut_by_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What libraries do, and why there are kernels of our own: parts that depend on how many rows there are."""
 
     class ByRows(face.TritonKernels):
         def dense_linear(self, x, weight):
-            monkeypatch.setattr(face, "plan", lambda n, k: (32, 9, 1) if len(x) == 1 else (32, 3, 3))
+            monkeypatch.setattr(face, "plan", lambda n, k, depth: (32, 9, 1) if len(x) == 1 else (32, 3, 3))
             return super().dense_linear(x, weight)
 
     monkeypatch.setattr(TRITON, "kernels", ByRows(PORTABLE))
@@ -71,9 +89,10 @@ def test_the_check_notices_a_sum_cut_by_the_number_of_rows(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("n", "k"), [(576, 576), (960, 576), (49152, 576), (576, 1536), (8, 16), (152_064, 8192)])
 def test_a_plan_covers_its_weight_once(n: int, k: int) -> None:
-    columns, steps, parts = face.plan(n, k)
-    assert columns % 16 == 0
-    assert (parts - 1) * steps * face.TILE_DEPTH < k <= parts * steps * face.TILE_DEPTH
+    for depth in (32, 64):
+        columns, steps, parts = face.plan(n, k, depth)
+        assert columns % 16 == 0
+        assert (parts - 1) * steps * depth < k <= parts * steps * depth
 
 
 def test_row_passes_are_right_and_alone() -> None:
@@ -158,6 +177,15 @@ def test_padding_writes_nothing_and_sees_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(ON_DEVICE, reason="tests/test_gpu.py does this on the device")
+def test_the_self_test_finds_a_model_on_these_kernels_exact(tmp_path: Path) -> None:
+    """Bursts, trees, chunks and batches through a whole model."""
+    model = load_model(resolve(str(tiny(tmp_path))), "bf16", TRITON.kernels, torch.device("cpu"))
+    found = check_invariance(model, TRITON.kernels)
+    assert found.exact, found.describe()
+
+
+@pytest.mark.slow
 def test_every_kernel_compiles_for_the_devices_that_people_have(tmp_path: Path) -> None:
     """Compiled to machine code without a device. Products in bfloat16 take one instruction of one shape everywhere, so that
     no other order of sums comes in, and read weights 16 bytes at a time."""
@@ -166,8 +194,12 @@ def test_every_kernel_compiles_for_the_devices_that_people_have(tmp_path: Path) 
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     compiled = json.loads(done.stdout)
-    assert {name for name, _ in compiled} >= {"dense", "attend", "join", "add_parts", "rms_norm", "silu_mul", "rope", "store"}
+    names = {"dense", "blocks", "add_parts", "attend", "join", "rms_norm", "silu_mul", "rope", "store"}
+    assert {name for name, _ in compiled} == names
     for name, code in compiled:
         if name in ("dense", "attend"):
             assert code["products"] == ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]
             assert code["wide_reads"] > 0
+        if name == "blocks":
+            assert len(code["products"]) == 1
+            assert ".s8.s8.s32" in code["products"][0]

@@ -15,8 +15,7 @@ from triton import cdiv, next_power_of_2
 
 from specdec.config import BLOCK_SIZE
 from specdec.kernels import triton_attention, triton_products, triton_rows
-from specdec.kernels.base import BlockWeight, DenseWeight, Kernels, Rows
-from specdec.kernels.portable import PortableKernels
+from specdec.kernels.base import GROUP, BlockWeight, DenseWeight, Kernels, Rows
 
 TILE_ROWS, TILE_DEPTH = 16, 64
 """Rows of a tile of a product, and the inputs that it takes in one step."""
@@ -33,10 +32,13 @@ PART = 512
 """Entries of a row's list of keys that one program reads; longer lists are cut at multiples of it."""
 
 
-def plan(n: int, k: int) -> tuple[int, int, int]:
-    """How a product with a weight [n, k] is cut, whatever the number of rows: channels of a tile, steps of a part, parts."""
+def plan(n: int, k: int, depth: int) -> tuple[int, int, int]:
+    """How a product with a weight [n, k] is cut, whatever the number of rows: channels of a tile, steps of a part, parts.
+
+    A step takes ``depth`` inputs; a part has at least four steps.
+    """
     columns = 64 if n >= 64 * ENOUGH_PROGRAMS else 32
-    steps = cdiv(k, TILE_DEPTH)
+    steps = cdiv(k, depth)
     parts = max(1, min(steps // 4, ENOUGH_PROGRAMS // cdiv(n, columns)))
     steps_each = cdiv(steps, parts)
     return columns, steps_each, cdiv(steps, steps_each)
@@ -54,7 +56,6 @@ class TritonKernels(Kernels):
 
     def __init__(self, host: Kernels) -> None:
         self._host = host
-        self._blocks = PortableKernels()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         d = x.shape[-1]
@@ -86,13 +87,19 @@ class TritonKernels(Kernels):
             triton_rows.rope[(m,)](x, stride, _check("cos", cos), _check("sin", sin), heads, hd // 2, *tiles, **PLAIN)
 
     def block_linear(self, x: Tensor, weight: BlockWeight) -> Tensor:
-        return self._blocks.block_linear(x, weight)
+        m, n, k = _fits(x, weight.k), weight.n, weight.k
+        columns, steps, parts = plan(n, k, GROUP)
+        sums = x.new_empty(parts, m, n)
+        if m:
+            triton_products.blocks[(cdiv(m, TILE_ROWS), cdiv(n, columns), parts)](
+                x, weight.data, weight.data.view(torch.float16), sums, m, n, k, steps, TILE_ROWS, columns, weight.kind == "q4",
+                num_warps=4, num_stages=3, **PLAIN,
+            )  # fmt: skip
+        return sums[0] if parts == 1 else _add(sums)
 
     def dense_linear(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        if x.dim() != 2 or x.shape[1] != weight.k:
-            raise ValueError(f"a product needs rows [M, {weight.k}], got {list(x.shape)}")
-        m, n, k = len(_check("x", x)), weight.n, weight.k
-        columns, steps, parts = plan(n, k)
+        m, n, k = _fits(x, weight.k), weight.n, weight.k
+        columns, steps, parts = plan(n, k, TILE_DEPTH)
         sums = x.new_empty(parts, m, n)
         if m:
             triton_products.dense[(cdiv(m, TILE_ROWS), cdiv(n, columns), parts)](
@@ -151,6 +158,13 @@ def _add(parts: Tensor) -> Tensor:
     if out.numel():
         triton_products.add_parts[(cdiv(out.numel(), 1024),)](parts, out, out.numel(), len(parts), 1024, **PLAIN)
     return out
+
+
+def _fits(x: Tensor, k: int) -> int:
+    """The number of rows of x, which must be [M, k]."""
+    if x.dim() != 2 or x.shape[1] != k:
+        raise ValueError(f"a product needs rows [M, {k}], got {list(x.shape)}")
+    return len(_check("x", x))
 
 
 def _check(name: str, x: Tensor) -> Tensor:
