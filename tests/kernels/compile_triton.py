@@ -1,4 +1,10 @@
-"""Compiles the kernels for devices that are not there and prints, as JSON, what each became; run by ``test_triton.py``."""
+"""Compiles what TritonKernels launches, for a device that is not there, and prints what each kernel became, as JSON.
+
+    python compile_triton.py CAPABILITY
+
+``test_triton.py`` runs it. Every call goes through Triton's own launcher up to the launch, on tensors of the CPU: with 1 to
+33 rows, in the widths of the default model. A kernel that were compiled anew for another number of rows would be listed twice.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +12,84 @@ import json
 import re
 import sys
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from specdec.kernels import triton_attention, triton_products, triton_rows
+from specdec.kernels.base import Rows
+from specdec.kernels.portable import PortableKernels
+from specdec.kernels.triton import TritonKernels
+from specdec.quant.blocks import from_float
+from specdec.quant.linear import pack_dense
 
-CAPABILITIES = (80, 90, 100)
-"""Of CUDA devices: A100, H100 and H200, B200."""
-
-POINTERS = {
-    "weight": "bf16", "keys": "bf16", "values": "bf16", "tables": "i32", "sequence": "i32", "slot": "i32", "prefix": "i32",
-    "path": "i32", "n_path": "i32", "x": "fp32", "parts": "fp32", "q": "fp32", "k": "fp32", "v": "fp32", "sums": "fp32",
-    "peaks": "fp32", "masses": "fp32", "out": "fp32", "gate_up": "fp32", "halves": "fp16", "cos": "fp32", "sin": "fp32",
-}  # fmt: skip
-FLOATS = {"eps", "scale"}
-HEADS = {"KV": 3, "HD": 64, "HD_TILE": 64, "PART": 512}
-KERNELS = [
-    (triton_products.dense, {"K": 576, "STEPS": 3, "ROWS": 16, "COLUMNS": 32, "DEPTH": 64}, 4),
-    (triton_products.blocks, {"K": 576, "STEPS": 6, "ROWS": 16, "COLUMNS": 32, "Q4": True}, 3),
-    (triton_products.blocks, {"K": 576, "STEPS": 6, "ROWS": 16, "COLUMNS": 32, "Q4": False}, 3),
-    (triton_products.add_parts, {"S": 3, "TILE": 1024}, 3),
-    (triton_attention.attend, {**HEADS, "G": 3, "G_TILE": 16, "BLOCK": 16, "KEYS": 64, "WHOLE": False}, 2),
-    (triton_attention.join, {"HEADS": 9, "HD": 64, "HEADS_TILE": 16, "HD_TILE": 64, "PART": 512}, 3),
-    (triton_rows.rms_norm, {"D": 576, "TILE": 1024}, 3),
-    (triton_rows.silu_mul, {"F": 1536, "TILE": 1024}, 3),
-    (triton_rows.rope, {"H": 12, "HALF": 32, "H_TILE": 16, "TILE": 32}, 3),
-    (triton_rows.store, {"KV": 3, "HD": 64, "TILE": 64, "BLOCK": 16}, 3),
-]
+D, HEADS, KV, HD = 576, 9, 3, 64
+compiled: dict[tuple[str, str], set] = {}
 
 
-def kind(name: str, constants: dict) -> str:
-    if name in constants:
-        return "constexpr"
-    if name == "weight" and "Q4" in constants:
-        return "*u8"
-    return f"*{POINTERS[name]}" if name in POINTERS else "fp32" if name in FLOATS else "i32"
+class NoDevice:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", int(sys.argv[1]), 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
 
 
-def compiled(function, constants: dict, stages: int, capability: int) -> dict:
-    names = function.arg_names
-    signature = {name: kind(name, constants) for name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in POINTERS or name.endswith("stride")}
-    source = ASTSource(function, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    options = {"num_warps": 4, "num_stages": stages, "enable_fp_fusion": False}
-    code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
-    assert code["cubin"]
-    return {
-        "products": sorted(set(re.findall(r"(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)[\w.]*", code["ptx"]))),
-        "wide_reads": len(re.findall(r"cp\.async\.cg\.shared\.global \[[^\]]*\], \[[^\]]*\], 0x10", code["ptx"])),
-    }
+launch = JITFunction.run
 
 
+def compile_only(self, *arguments, grid, warmup, **options):
+    kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+    types = {str(a.dtype) for a in arguments if isinstance(a, torch.Tensor)} - {"torch.float32", "torch.int32"}
+    assert kernel.asm["cubin"]
+    compiled.setdefault((self.__name__, " ".join(sorted(types))), set()).add(kernel.asm["ptx"])
+    return kernel
+
+
+def rows_of(m: int, width: int) -> Rows:
+    one = torch.ones(m, dtype=torch.int32)
+    return Rows(torch.zeros(m, width, dtype=torch.int32), one, one, one, torch.zeros(m, m % 3, dtype=torch.int32), one)
+
+
+def launch_all(kernels: TritonKernels, m: int) -> None:
+    qkv = torch.randn(m, HEADS + 2 * KV, HD)
+    kernels.rms_norm(torch.randn(m, D), torch.ones(D), 1e-5)
+    kernels.silu_mul(torch.randn(m, 2 * 1536))
+    kernels.rope(qkv[:, : HEADS + KV], torch.randn(m, HD // 2), torch.randn(m, HD // 2))
+    kernels.dense_linear(torch.randn(m, D), DENSE)
+    for weight in BLOCKS:
+        kernels.block_linear(torch.randn(m, D), weight)
+    for width in (64, 64 + 2 * m):  # tokens enough for several parts
+        rows, (keys, values) = rows_of(m, width), POOL
+        kernels.store(qkv[:, HEADS : HEADS + KV], qkv[:, HEADS + KV :], keys, values, rows)
+        kernels.attend(qkv[:, :HEADS], keys, values, rows, HD**-0.5, 0)
+
+
+triton.runtime.driver.set_active(NoDevice())
+JITFunction.run = compile_only
+DENSE = pack_dense(torch.randn(D, D), torch.bfloat16)
+BLOCKS = [from_float(torch.randn(D, D), kind) for kind in ("q4", "q8")]
+POOL = torch.zeros(4, KV, HD, 16, dtype=torch.bfloat16), torch.zeros(4, KV, 16, HD, dtype=torch.bfloat16)
+for m in (1, 2, 16, 33):
+    launch_all(TritonKernels(PortableKernels()), m)
 json.dump(
     [
-        (function.__name__, compiled(function, constants, stages, capability))
-        for function, constants, stages in KERNELS
-        for capability in CAPABILITIES
+        {
+            "kernel": name,
+            "programs": len(codes),
+            "products": sorted(
+                {p for code in codes for p in re.findall(r"(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)[\w.]*", code)}
+            ),
+            "wide_reads": min(
+                len(re.findall(r"cp\.async\.cg\.shared\.global \[[^\]]*\], \[[^\]]*\], 0x10", code)) for code in codes
+            ),
+        }
+        for (name, _), codes in compiled.items()
     ],
     sys.stdout,
 )
