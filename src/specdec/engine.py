@@ -22,10 +22,10 @@ from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
+from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
-from specdec.runner.runner import Runner
 from specdec.sampling import History, SamplingError, choose, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
@@ -74,7 +74,7 @@ class Engine:
         )
         self.stats = Stats()
         self._kernels = kernels
-        self._runner = Runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
+        self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self.invariance: Invariance | None = check_invariance(model, kernels) if config.self_test else None

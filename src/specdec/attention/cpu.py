@@ -1,4 +1,4 @@
-"""Attention by the native kernels, on the pool where it lies."""
+"""Attention by kernels that read the pool where it lies: native C on the CPU, Triton on an accelerator."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 
@@ -15,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def select(device: torch.device | str) -> Kernels:
-    """The kernels for a device: native on the CPU if the library is built, portable torch otherwise.
+    """The kernels for a device: native on the CPU if the library is built, Triton's on a CUDA device, portable torch otherwise.
 
     The environment variable ``SPECDEC_KERNELS`` decides otherwise: ``torch``, or ``native`` to make their absence an error.
 
@@ -25,14 +26,35 @@ def select(device: torch.device | str) -> Kernels:
     from specdec.kernels.cpu import NativeKernels
     from specdec.kernels.portable import PortableKernels
 
-    reason = _why_portable(torch.device(device))
+    device = torch.device(device)
+    if _choice() == "auto" and device.type != "cpu":
+        return _select_accelerator(device)
+    reason = _why_portable(device)
     if reason is None:
         return NativeKernels(load())
     if _choice() == "native":
         raise KernelError(f"SPECDEC_KERNELS=native, but {reason}: {REBUILD}")
-    if _choice() == "auto" and torch.device(device).type == "cpu":
+    if _choice() == "auto":
         _log.warning("kernels run in torch, many times slower: %s; %s", reason, REBUILD)
     return PortableKernels()
+
+
+def _select_accelerator(device: torch.device) -> Kernels:
+    from specdec.kernels.portable import PortableKernels
+
+    reason = _why_no_triton(device)
+    if reason is not None:
+        _log.warning(
+            "kernels run in torch: %s. Steps are many times slower, and a row's logits may depend on the rows beside it, so "
+            "that speculation may change tokens that are nearly tied",
+            reason,
+        )
+        return PortableKernels()
+    from specdec.kernels.triton import TritonKernels
+
+    if device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the current device, wherever the tensors lie
+    return TritonKernels(select("cpu"))
 
 
 def set_threads(n: int) -> None:
@@ -47,7 +69,11 @@ def set_threads(n: int) -> None:
 
 def describe(device: torch.device | str) -> str:
     """One line for people: which kernels run on a device, and why if they are not the native ones."""
-    reason = _why_portable(torch.device(device))
+    device = torch.device(device)
+    if _choice() == "auto" and device.type != "cpu":
+        missing = _why_no_triton(device)
+        return f"triton (sampler: {describe('cpu')})" if missing is None else f"torch ({missing})"
+    reason = _why_portable(device)
     if reason is not None:
         return f"torch ({reason})"
     library = load()
@@ -69,3 +95,12 @@ def _why_portable(device: torch.device) -> str | None:
     if device.type != "cpu":
         return f"the native kernels run on the CPU, not on {device}"
     return None if LIBRARY.exists() else f"the native kernels are not built ({LIBRARY} is missing)"
+
+
+def _why_no_triton(device: torch.device) -> str | None:
+    """The reason why Triton's kernels cannot run on an accelerator; None where they can."""
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type} devices"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install 'specdec[gpu]')"
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ class Rows:
     A *slot* is a place in a sequence's block table: slot s is offset ``s % 16`` of block ``tables[seq, s // 16]``.
     Row i sees slots 0 .. prefix[i]-1 and then path[i, :n_path[i]] (its ancestors in a draft tree and itself), so the key at
     index j of that list has position j, and the row's own position is ``prefix[i] + n_path[i] - 1``.
+
+    A row may be padding, so that a recorded pass always has the same number: its slot is -1, prefix and n_path are 0. It
+    writes nothing and sees nothing. Kernels whose passes are never recorded may refuse it.
     """
 
     tables: Tensor
@@ -78,7 +81,10 @@ class Kernels(ABC):
     """The operations of a decoder layer and of the sampler."""
 
     name: str
-    """What runs: ``amx-int8``, ``avx512-vnni``, ``avx2``, ``c`` (native, any machine) or ``torch``."""
+    """What runs: ``amx-int8``, ``avx512-vnni``, ``avx2``, ``c`` (native, any machine), ``triton`` or ``torch``."""
+
+    capturable: ClassVar[bool] = False
+    """May calls be recorded and replayed? Then what is launched follows from shapes alone, and nothing waits for the device."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -22,8 +22,9 @@ def _each_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Te
 
 def store_rows(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
     """Write k, v [M, KV, hd] to the rows' slots of one layer of the pool."""
-    slot = rows.slot.long()
-    blocks, offset = rows.tables.long()[rows.sequence.long(), slot // BLOCK_SIZE], slot % BLOCK_SIZE
+    real = rows.slot >= 0  # the others are padding
+    slot, k, v = rows.slot[real].long(), k[real], v[real]
+    blocks, offset = rows.tables.long()[rows.sequence[real].long(), slot // BLOCK_SIZE], slot % BLOCK_SIZE
     keys[blocks, :, :, offset] = k.to(keys.dtype)
     values[blocks, :, offset, :] = v.to(values.dtype)
 
@@ -35,6 +36,9 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: floa
     out = q.new_empty(m, heads * hd)
     for i in range(m):
         prefix, n_path = int(rows.prefix[i]), int(rows.n_path[i])
+        if not prefix + n_path:  # padding
+            out[i] = 0
+            continue
         start = max(0, prefix + n_path - window) if window > 0 else 0
         slots = torch.cat([torch.arange(prefix, device=q.device), rows.path[i, :n_path].long()])[start:]
         blocks, offset = rows.tables[rows.sequence[i]].long()[slots // BLOCK_SIZE], slots % BLOCK_SIZE

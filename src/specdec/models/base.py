@@ -51,6 +51,11 @@ class Model(ABC):
     """What the weights are held in; never ``auto``."""
 
     @property
+    def capturable(self) -> bool:
+        """May a pass be recorded and replayed with other rows of the same number? (See ``Kernels.capturable``.)"""
+        return False
+
+    @property
     def n_bytes(self) -> int:
         """Memory of the weights; 0 where a model has none or does not say."""
         return 0

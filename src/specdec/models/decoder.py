@@ -64,6 +64,10 @@ class Decoder(Model):
         self._fused = weights and kernels.fuse(weights)
 
     @property
+    def capturable(self) -> bool:
+        return self.kernels.capturable and self._rotary.capturable
+
+    @property
     def n_bytes(self) -> int:
         """Memory of the weights."""
         products = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]

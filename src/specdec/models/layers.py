@@ -117,18 +117,23 @@ class RotaryTable:
         self.device = device
         self._border = {"dynamic": rope.context, "longrope": rope.original_context}.get(rope.kind)
         """Contexts longer than this have other frequencies; None where the length does not matter."""
-        self._short = _Table(frequencies(rope, 0), rope.attention_factor, device)
+        self._short = _Table(frequencies(rope, 0), rope, device)
         self._long = self._short
         if rope.kind == "longrope":
-            self._long = _Table(frequencies(rope, rope.original_context + 1), rope.attention_factor, device)
+            self._long = _Table(frequencies(rope, rope.original_context + 1), rope, device)
         self._memo: OrderedDict[tuple[int, int], tuple[Tensor, Tensor]] = OrderedDict()
+
+    @property
+    def capturable(self) -> bool:
+        """Can the angles of a pass be looked up on an accelerator without asking it anything?"""
+        return self.device.type != "cpu" and self.rope.kind != "dynamic"
 
     def __call__(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """positions, lengths [M] int64 -> cosines and sines [M, dim / 2] float32."""
         if self._border is None:
             return self._short(positions)
         far = lengths > self._border
-        if not bool(far.any()):
+        if not self.capturable and not bool(far.any()):
             return self._short(positions)
         if self.rope.kind == "dynamic":
             return self._by_length(positions, lengths.clamp(min=self.rope.context))
@@ -159,21 +164,26 @@ class RotaryTable:
 
 
 class _Table:
-    """Cosines and sines by position, grown as far as positions reach."""
+    """Cosines and sines by position: grown as far as positions reach, or whole on an accelerator, which one does not ask."""
 
-    def __init__(self, frequency: Tensor, scale: float, device: torch.device) -> None:
+    def __init__(self, frequency: Tensor, rope: Rope, device: torch.device) -> None:
         self.frequency = frequency.to(device)
-        self.scale = scale
+        self.scale = rope.attention_factor
         self.cos = self.sin = torch.empty(0, len(frequency), device=device)
+        if device.type != "cpu":
+            self._grow(-(-rope.context // _CHUNK))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        n_chunks = len(self.cos) // _CHUNK
-        wanted = int(positions.max()) // _CHUNK + 1
-        if wanted > n_chunks:
-            new = [_angles(self.frequency, chunk, self.scale) for chunk in range(n_chunks, max(wanted, 2 * n_chunks))]
-            self.cos = torch.cat((self.cos, *(cos for cos, _ in new)))
-            self.sin = torch.cat((self.sin, *(sin for _, sin in new)))
+        if positions.is_cpu:
+            n_chunks, wanted = len(self.cos) // _CHUNK, int(positions.max()) // _CHUNK + 1
+            if wanted > n_chunks:
+                self._grow(max(wanted, 2 * n_chunks))
         return self.cos[positions], self.sin[positions]
+
+    def _grow(self, n_chunks: int) -> None:
+        new = [_angles(self.frequency, chunk, self.scale) for chunk in range(len(self.cos) // _CHUNK, n_chunks)]
+        self.cos = torch.cat((self.cos, *(cos for cos, _ in new)))
+        self.sin = torch.cat((self.sin, *(sin for _, sin in new)))
 
 
 def _angles(frequency: Tensor, chunk: int, scale: float) -> tuple[Tensor, Tensor]:

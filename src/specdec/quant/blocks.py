@@ -156,7 +156,7 @@ def rows(weight: BlockWeight, ids: Tensor) -> Tensor:
     Raises:
         IndexError: an id outside [0, N).
     """
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
+    if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {weight.n}")
     block, lane = ids // LANES, ids % LANES
     groups, width = weight.k // GROUP, 16 if weight.kind == "q4" else 32

@@ -15,6 +15,7 @@ from specdec.config import Precision
 from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
 from specdec.kernels.fused import Matrix
 from specdec.kernels.memory import settle
+from specdec.kernels.portable import PortableKernels
 from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
 
 
@@ -77,7 +78,7 @@ class BlockLinear(Linear):
 
 
 class DenseLinear(Linear):
-    """float32 or bfloat16 weights on the CPU, packed for the dense product."""
+    """float32 or bfloat16 weights, packed for the dense product."""
 
     def __init__(self, weight: DenseWeight, kernels: Kernels) -> None:
         self.n, self.k = weight.n, weight.k
@@ -88,7 +89,7 @@ class DenseLinear(Linear):
         return self._product(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
+        if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
             raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
         return self.weight.data[ids // LANES, :, ids % LANES].float()
 
@@ -101,7 +102,10 @@ class DenseLinear(Linear):
 
 
 class DeviceLinear(Linear):
-    """float32 or bfloat16 weights [n, k] on an accelerator, multiplied by torch in their own type."""
+    """float32 or bfloat16 weights [n, k] where no kernel of ours runs, multiplied by torch in their own type.
+
+    Fast, but torch picks its product by the number of rows, so rows are not independent of their company.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         self.n, self.k = weight.shape
@@ -228,19 +232,24 @@ def make_linear(
     for run in _runs(packed):
         if isinstance(run[0], BlockWeight):
             weight = join([w for w in run if isinstance(w, BlockWeight)])
-            data = settle(weight.data) if device.type == "cpu" else weight.data.to(device)
+            data = _place(weight.data, device)
             linears.append(BlockLinear(BlockWeight(data, weight.kind, weight.n, weight.k), kernels))
             continue
         dense = torch.cat([w for w in run if isinstance(w, Tensor)])
-        if device.type == "cpu":
-            packed_dense = pack_dense(dense, dense.dtype)
-            linears.append(DenseLinear(replace(packed_dense, data=settle(packed_dense.data)), kernels))
-        else:
+        if device.type != "cpu" and isinstance(kernels, PortableKernels):
             linears.append(DeviceLinear(dense.to(device)))
+        else:
+            packed_dense = pack_dense(dense, dense.dtype)
+            linears.append(DenseLinear(replace(packed_dense, data=_place(packed_dense.data, device)), kernels))
     if len({linear.k for linear in linears}) > 1:
         raise ValueError(f"parts of one matrix need the same width, got {[linear.k for linear in linears]}")
     whole = linears[0] if len(linears) == 1 else StackedLinear(linears)
     return whole if bias is None else BiasedLinear(whole, bias.to(device))
+
+
+def _place(data: Tensor, device: torch.device) -> Tensor:
+    """Packed weights where they stay."""
+    return settle(data) if device.type == "cpu" else data.to(device)
 
 
 def _encode(part: Tensor | GgufTensor, precision: Precision) -> BlockWeight | Tensor:

@@ -20,7 +20,7 @@ from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
-from specdec.runner.runner import Runner
+from specdec.runner.compiled import make_runner
 from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
@@ -54,7 +54,7 @@ class _Probe:
         shape = model.shape
         pool = Pool(shape.n_layers, 16, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self._allocator = BlockAllocator(pool.n_blocks)
-        self._runner = Runner(model, attention.select(pool, kernels))
+        self._runner = make_runner(model, attention.select(pool, kernels))
 
     def sequence(self, tokens: list[int], skip_blocks: int = 0) -> Sequence:
         """A sequence whose table does not begin at the pool's next block if ``skip_blocks`` are held back meanwhile."""

@@ -29,8 +29,8 @@ from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.models.source import cache_folder
+from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
-from specdec.runner.runner import Runner
 from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import Draft, Sequence, Span, Step
@@ -118,7 +118,7 @@ def measure(
     sequence = Sequence(
         0, prompt, context, SamplingParams(), 0, len(tokens), frozenset(), table, History.of(prompt, context), Stats()
     )
-    runner = Runner(model, attention.select(pool, kernels))
+    runner = make_runner(model, attention.select(pool, kernels))
     steps = {}
     for size in sizes:
         tree = chain(tokens[context : context + size - 1])
