@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check bench gpu-check clean
+.PHONY: venv demo test check bench peers bench-peers gpu-check clean
 
 venv: $(STAMP)
 
@@ -31,6 +31,13 @@ check: venv
 bench: venv
 	$(BIN)/python bench/kernels.py
 	$(BIN)/specdec bench
+
+# The engines to compare with, each in an environment of its own below .peers (or SPECDEC_PEERS); ENGINES="..." picks some.
+peers:
+	$(PYTHON) bench/peers/install.py $(ENGINES)
+
+bench-peers: venv
+	$(BIN)/python bench/peers/run.py $(if $(ENGINES),--engines specdec $(ENGINES)) $(ARGUMENTS)
 
 # Verifies and times the paths of an accelerator; says so and passes where there is none.
 gpu-check: venv

@@ -84,6 +84,10 @@ class Report:
     schema: int = SCHEMA
     turns: tuple[Mapping[str, Any], ...] = field(default=())
     """Wall-clock ``seconds`` and ``tokens`` of each turn of a mode through all prompts."""
+    prompt_processing: tuple[Mapping[str, Any], ...] = field(default=())
+    """Of a mode, ``prompt_tokens``, median ``seconds`` to the first token and ``tokens_per_second``, where it was measured."""
+    skipped: tuple[Mapping[str, str], ...] = field(default=())
+    """Each ``engine`` that was asked for and not measured, and the ``reason``."""
 
     @property
     def temperatures(self) -> list[float]:
@@ -110,7 +114,7 @@ def save(report: Report, path: Path) -> None:
     parts = []
     for f in dataclasses.fields(report):
         value = getattr(report, f.name)
-        if f.name in ("runs", "summary", "turns"):
+        if f.name in ("runs", "summary", *_ROWS):
             rows = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in value]
             text = "[\n" + ",\n".join(f"  {_dump(row)}" for row in rows) + "\n ]" if rows else "[]"
         else:
@@ -143,7 +147,7 @@ def load(path: Path) -> Report:
         if row["acceptance_by_depth"] is not None:
             row["acceptance_by_depth"] = tuple(row["acceptance_by_depth"])
     data["summary"] = tuple(Summary(**row) for row in rows)
-    data["modes"], data["turns"] = tuple(data["modes"]), tuple(data.get("turns", ()))
+    data |= {"modes": tuple(data["modes"]), **{key: tuple(data.get(key, ())) for key in _ROWS}}
     report = Report(**data)
     if not report.modes:
         raise ConfigError(f"{where}: modes is empty")
@@ -191,7 +195,13 @@ _SUMMARY: dict[str, tuple[type, ...]] = {
     "speedup": _NUMBER,
     "speedup_decoding": _NUMBER,
 }
-_OPTIONAL: dict[str, tuple[type, ...]] = {"turns": (list,), "temperature": (int, float), "stats": (dict, type(None))}
+_ROWS = ("turns", "prompt_processing", "skipped")
+"""What a report may lack."""
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_ROWS, (list,)),
+    "temperature": (int, float),
+    "stats": (dict, type(None)),
+}
 
 
 def _checked(value: Any, kinds: Mapping[str, tuple[type, ...]], where: str) -> dict[str, Any]:
