@@ -25,7 +25,16 @@ def install(kind: EngineKind) -> str:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
         return "installed already"
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [str(kind.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "--no-deps"]
+    pip = [
+        str(kind.python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+        "--no-deps",
+    ]
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, "--requirement", str(kind.requirements)]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
