@@ -30,9 +30,11 @@ class Vllm(Engine):
             "HF_HUB_OFFLINE": "1",
         }
         try:
+            import torch
             import vllm
 
             self._vllm = vllm
+            self._native_bf16 = torch.cpu._is_avx512_bf16_supported()
             self._engines = {mode: self._engine(settings, lookup=mode != "plain") for mode in self.modes}
         except Exception as error:  # what a processor or a system lacks shows in errors of every kind
             raise SkippedError(f"vLLM does not start on this machine: {type(error).__name__}: {error}") from error
@@ -63,6 +65,7 @@ class Vllm(Engine):
             str(settings.model),
             max_model_len=CONTEXT,
             max_num_seqs=1,
+            dtype="auto" if self._native_bf16 else "float32",  # products in bf16 have no kernels on other processors
             enable_prefix_caching=False,
             disable_log_stats=False,  # they hold the time of the first token
             speculative_config=speculation if lookup else None,
