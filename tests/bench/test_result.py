@@ -41,7 +41,8 @@ def test_round_trip(path: Path) -> None:
 def test_layout(path: Path) -> None:
     """Other programs read and write these keys."""
     data = json.loads(path.read_text())
-    assert list(data) == ["provenance", "settings", "modes", "runs", "v", "summary", "peak_memory_bytes", "schema", "turns"]
+    measured = ["provenance", "settings", "modes", "runs", "v", "summary", "peak_memory_bytes", "schema"]
+    assert list(data) == [*measured, "turns", "prompt_processing", "skipped"]
     assert data["modes"] == ["off", "on"]
     assert {"mode", "prompt", "task", "turn", "prompt_tokens", "tokens", "seconds", "first_token_seconds", "gaps"} < set(
         data["runs"][0]
