@@ -65,7 +65,7 @@ class Vllm(Engine):
             str(settings.model),
             max_model_len=CONTEXT,
             max_num_seqs=1,
-            dtype="auto" if self._native_bf16 else "float32",  # products in bf16 have no kernels on other processors
+            dtype="auto" if self._native_bf16 else "float32",  # oneDNN refuses bf16 on other processors
             enable_prefix_caching=False,
             disable_log_stats=False,  # they hold the time of the first token
             speculative_config=speculation if lookup else None,
