@@ -28,7 +28,7 @@ class Transformers(Engine):
         chosen = {mode: str(dtype).removeprefix("torch.") for mode, dtype in self._dtypes.items()}
         self.versions = {**versions("transformers", "torch"), **chosen}
         self._models = {
-            dtype: transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype).eval()
+            dtype: transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
             for dtype in set(self._dtypes.values())
         }
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
@@ -52,7 +52,7 @@ class Transformers(Engine):
             )
         seconds = time.perf_counter() - started
         tokens = out[0, ids.shape[1] :].tolist()
-        return Answer(tokens, seconds, (first.at or time.perf_counter()) - started, self._tokenizer.decode(tokens))
+        return Answer(tokens, seconds, (first.at or time.perf_counter()) - started, str(self._tokenizer.decode(tokens)))
 
 
 class _FirstToken(transformers.generation.streamers.BaseStreamer):
