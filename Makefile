@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check bench benchmarks-doc gpu-check clean
+.PHONY: venv demo test check bench benchmarks-doc peers bench-peers gpu-check clean
 
 venv: $(STAMP)
 
@@ -36,6 +36,13 @@ bench: venv
 benchmarks-doc: venv
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]'
 	$(BIN)/python bench/report.py
+
+# The engines to compare with, each in an environment of its own below .peers (or SPECDEC_PEERS); ENGINES="..." picks some.
+peers:
+	$(PYTHON) bench/peers/install.py $(ENGINES)
+
+bench-peers: venv
+	$(BIN)/python bench/peers/run.py $(if $(ENGINES),--engines specdec $(ENGINES)) $(ARGUMENTS)
 
 # Verifies and times the paths of an accelerator in less than four minutes; says so and passes where there is none.
 gpu-check: venv

@@ -41,18 +41,8 @@ def test_round_trip(path: Path) -> None:
 def test_layout(path: Path) -> None:
     """Other programs read and write these keys."""
     data = json.loads(path.read_text())
-    assert list(data) == [
-        "provenance",
-        "settings",
-        "modes",
-        "runs",
-        "v",
-        "summary",
-        "peak_memory_bytes",
-        "schema",
-        "turns",
-        "one_row",
-    ]
+    measured = ["provenance", "settings", "modes", "runs", "v", "summary", "peak_memory_bytes", "schema"]
+    assert list(data) == [*measured, "turns", "one_row", "prompt_processing", "skipped"]
     assert data["modes"] == ["off", "on"]
     assert {"mode", "prompt", "task", "turn", "prompt_tokens", "tokens", "seconds", "first_token_seconds", "gaps"} < set(
         data["runs"][0]
@@ -62,7 +52,7 @@ def test_layout(path: Path) -> None:
 def test_a_file_of_another_program(path: Path) -> None:
     """No counters, no v(M), no memory, modes of its own."""
     data = json.loads(path.read_text())
-    del data["turns", "one_row"]
+    del data["turns"], data["one_row"]
     data["modes"], data["v"], data["peak_memory_bytes"] = ["plain"], {}, None
     data["runs"], data["summary"] = data["runs"][:1], data["summary"][:2]
     for row in (*data["runs"], *data["summary"]):

@@ -13,6 +13,7 @@ import torch
 from specdec import kernels
 from specdec.runner import measure as measuring
 from specdec.runner.cost import Costs
+from specdec.runner.runner import Runner
 from specdec.testing import TableModel
 
 
@@ -96,7 +97,7 @@ def test_the_measurement_takes_turns_and_the_fastest(ops) -> None:
             return self.now
 
     clock = Clock()
-    runner = measuring.Runner.forward
+    runner = Runner.forward
     order: list[int] = []
 
     def forward(self, step):
@@ -105,7 +106,7 @@ def test_the_measurement_takes_turns_and_the_fastest(ops) -> None:
         return runner(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring.Runner, "forward", forward)
+        patch.setattr(Runner, "forward", forward)
         costs, steady = measuring.measure(model(), ops, [1, 8, 4], limit=1e9, clock=clock)
         assert order[:6] == [1, 8, 4, 1, 8, 4]
         assert costs.points == {1: 10.0, 4: 14.0, 8: 18.0}

@@ -90,6 +90,10 @@ class Report:
     """Wall-clock ``seconds`` and ``tokens`` of each turn of a mode through all prompts."""
     one_row: Mapping[str, float] = field(default_factory=dict)
     """A pass of one row: ``seconds``, ``weights_bytes``, and the ``bytes_per_second`` at which memory can be read; or empty."""
+    prompt_processing: tuple[Mapping[str, Any], ...] = field(default=())
+    """Of a mode, ``prompt_tokens``, median ``seconds`` to the first token and ``tokens_per_second``, where it was measured."""
+    skipped: tuple[Mapping[str, str], ...] = field(default=())
+    """Each ``engine`` that was asked for and not measured, and the ``reason``."""
 
     @property
     def over_bound(self) -> float | None:
@@ -129,7 +133,7 @@ def save(report: Report, path: Path) -> None:
     parts = []
     for f in dataclasses.fields(report):
         value = getattr(report, f.name)
-        if f.name in ("runs", "summary", "turns"):
+        if f.name in ("runs", "summary", *_ROWS):
             rows = [row if isinstance(row, Mapping) else dataclasses.asdict(row) for row in value]
             text = "[\n" + ",\n".join(f"  {_dump(row)}" for row in rows) + "\n ]" if rows else "[]"
         else:
@@ -162,7 +166,7 @@ def load(path: Path) -> Report:
         if row["acceptance_by_depth"] is not None:
             row["acceptance_by_depth"] = tuple(row["acceptance_by_depth"])
     data["summary"] = tuple(Summary(**row) for row in rows)
-    data["modes"], data["turns"] = tuple(data["modes"]), tuple(data.get("turns", ()))
+    data |= {"modes": tuple(data["modes"]), **{key: tuple(data.get(key, ())) for key in _ROWS}}
     for i, turn in enumerate(data["turns"]):
         _checked(turn, _TURN, f"{where}: turns[{i}]")
     report = Report(**data)
@@ -219,8 +223,10 @@ _TURN: dict[str, tuple[type, ...]] = {
     "seconds": (int, float),
     "tokens": (int,),
 }
+_ROWS = ("turns", "prompt_processing", "skipped")
+"""What a report may lack."""
 _OPTIONAL: dict[str, tuple[type, ...]] = {
-    "turns": (list,),
+    **dict.fromkeys(_ROWS, (list,)),
     "one_row": (dict,),
     "temperature": (int, float),
     "stats": (dict, type(None)),
