@@ -262,9 +262,9 @@ class Engine:
                 emitted = emitted[:count]
                 break
         path = verdict.path[: len(emitted)]
-        self.pool.move(
-            sequence.table.blocks, [span.stop + node for node in path], list(range(span.stop, span.stop + len(path)))
-        )
+        if path:
+            sources, targets = [span.stop + node for node in path], list(range(span.stop, span.stop + len(path)))
+            self.pool.move(sequence.table.blocks, sources, targets)
         # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
         sequence.n_cached = len(sequence.tokens) - 1
         sequence.table.truncate(sequence.n_cached)

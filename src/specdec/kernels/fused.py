@@ -96,8 +96,8 @@ class _Decoder(ctypes.Structure):
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *((name, POINTER) for name in ("tokens", "wanted", "cosine", "sine")),
-        *((name, LONG) for name in ("rows", "n_wanted")),
+        *((name, POINTER) for name in ("tokens", "wanted", "cosine", "sine", "angle")),
+        *((name, LONG) for name in ("n_angles", "rows", "n_wanted")),
         *((name, POINTER) for name in ("tables", "sequence", "slot", "prefix", "path", "n_path")),
         *((name, LONG) for name in ("sequences", "table_width", "path_width")),
         *((name, POINTER) for name in ("keys", "values")),
@@ -137,6 +137,7 @@ class FusedDecoder:
         tokens: Tensor,
         cos: Tensor,
         sin: Tensor,
+        angles: Tensor,
         rows: Rows,
         wanted: Tensor,
         keys: Tensor,
@@ -147,7 +148,8 @@ class FusedDecoder:
 
         Args:
             tokens: int64 [M].
-            cos, sin: float32 [M, head_dim / 2].
+            cos, sin: float32 [A, head_dim / 2].
+            angles: int64 [M]: which of these turns a row.
             rows: where each row's key and value go, and what it sees.
             wanted: int64 [W], increasing: rows whose logits are wanted.
             keys, values: the pool of all layers, [layers, blocks, KV, hd, 16] and [layers, blocks, KV, 16, hd].
@@ -161,22 +163,31 @@ class FusedDecoder:
             MemoryError: there is none for the activations.
         """
         n_rows, n_wanted = len(tokens), len(wanted)
-        self._check(tokens, cos, sin, rows, wanted, keys, values)
+        self._check(tokens, cos, sin, angles, rows, wanted, keys, values)
         logits = torch.empty(n_wanted, self._vocab_size)
         tapped = {tap: torch.empty(n_wanted, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
         run = _Pass(
-            tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), n_rows, n_wanted, rows.tables.data_ptr(),
-            rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(), rows.path.data_ptr(),
-            rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(), values.data_ptr(), keys.shape[1],
-            keys.dtype is torch.bfloat16, logits.data_ptr(), places and ctypes.addressof(places),
+            tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), angles.data_ptr(), cos.shape[0], n_rows,
+            n_wanted, rows.tables.data_ptr(), rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(),
+            rows.path.data_ptr(), rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(),
+            values.data_ptr(), keys.shape[1], keys.dtype is torch.bfloat16, logits.data_ptr(),
+            places and ctypes.addressof(places),
         )  # fmt: skip
         if wrong := self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)):
             raise _ERRORS[wrong]
         return logits, tapped
 
     def _check(
-        self, tokens: Tensor, cos: Tensor, sin: Tensor, rows: Rows, wanted: Tensor, keys: Tensor, values: Tensor
+        self,
+        tokens: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        angles: Tensor,
+        rows: Rows,
+        wanted: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> None:
         """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
         check_rows(rows)
@@ -185,8 +196,9 @@ class FusedDecoder:
         expected = (
             ("tokens", tokens, torch.int64, (m,)),
             ("wanted", wanted, torch.int64, (len(wanted),)),
-            ("cos", cos, torch.float32, (m, hd // 2)),
-            ("sin", sin, torch.float32, (m, hd // 2)),
+            ("cos", cos, torch.float32, (cos.shape[0], hd // 2)),
+            ("sin", sin, torch.float32, tuple(cos.shape)),
+            ("angles", angles, torch.int64, (m,)),
             ("keys", keys, torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
             ("values", values, keys.dtype, (*pool, BLOCK_SIZE, hd)),
         )

@@ -69,6 +69,8 @@ class Stats:
         """
         self.target_passes += 1
         self.emitted += emitted
+        if not len(draft):
+            return
         self.drafted += len(draft)
         self.accepted += len(path)
         for depth, source in zip(depths, draft.sources, strict=True):

@@ -27,6 +27,8 @@ class Batch:
     rows: Rows
     wanted: Tensor
     """int64 [W] rows whose logits are wanted, increasing"""
+    longest: int | None = None
+    """The largest of ``lengths``, where the host knows it without asking the device"""
 
 
 @dataclass(frozen=True, slots=True)

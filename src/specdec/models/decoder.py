@@ -77,9 +77,10 @@ class Decoder(Model):
         a, rms_norm = self.architecture, self.kernels.rms_norm
         if unknown := set(taps) - set(range(a.n_layers)):
             raise ValueError(f"taps {sorted(unknown)} are not layers of this model, which has layers 0 to {a.n_layers - 1}")
-        angles = self._rotary(batch.positions, batch.lengths)
         if self._fused and (pool := attention.native_pool):
-            return self._fused(batch.tokens, *angles, batch.rows, batch.wanted, pool.keys, pool.values, taps)
+            tables = self._rotary.tables(batch.positions, batch.lengths, batch.longest)
+            return self._fused(batch.tokens, *tables, batch.rows, batch.wanted, pool.keys, pool.values, taps)
+        angles = self._rotary(batch.positions, batch.lengths)
         n_rows, last, tapped = len(batch.tokens), a.n_layers - 1, {}
         x = self.embedding(batch.tokens)  # [M, d]
         for i, layer in enumerate(self.layers):

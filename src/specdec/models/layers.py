@@ -141,6 +141,17 @@ class RotaryTable:
         far_cos, far_sin = self._long(positions)
         return torch.where(far[:, None], far_cos, cos), torch.where(far[:, None], far_sin, sin)
 
+    def tables(self, positions: Tensor, lengths: Tensor, longest: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Cosines and sines [A, dim / 2] for more than these rows, and for each row which of them it takes, int64 [M].
+
+        Args:
+            longest: the largest of ``lengths``, or None where that is not known.
+        """
+        if longest is None or (self._border is not None and longest > self._border):
+            return *self(positions, lengths), torch.arange(len(positions), device=self.device)
+        self._short.reach(longest)
+        return self._short.cos, self._short.sin, positions
+
     def _by_length(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Every length has its own frequencies: each row is copied out of the chunk of its length and position."""
         cos = torch.empty(len(positions), self.rope.dim // 2, device=self.device)
@@ -175,10 +186,13 @@ class _Table:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if positions.is_cpu:
-            n_chunks, wanted = len(self.cos) // _CHUNK, int(positions.max()) // _CHUNK + 1
-            if wanted > n_chunks:
-                self._grow(max(wanted, 2 * n_chunks))
+            self.reach(int(positions.max()) + 1)
         return self.cos[positions], self.sin[positions]
+
+    def reach(self, n: int) -> None:
+        """Hold positions below n, at least."""
+        if n > len(self.cos):
+            self._grow(max(-(-n // _CHUNK), 2 * len(self.cos) // _CHUNK))
 
     def _grow(self, n_chunks: int) -> None:
         new = [_angles(self.frequency, chunk, self.scale) for chunk in range(len(self.cos) // _CHUNK, n_chunks)]

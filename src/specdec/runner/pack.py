@@ -88,5 +88,6 @@ def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...], tu
             path=narrows[5].view(n, width),
         ),
         wanted=wides[3],
+        longest=max(lengths),
     )
     return batch, tuple(verified), tuple(scoring)

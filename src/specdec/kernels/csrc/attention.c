@@ -21,7 +21,7 @@
 #define SPAN 4             // blocks that all queries of a tile pass over together, while they are in the first-level cache
 #define TILE_QUERIES 24    // queries of a tile
 #define TILE_SCORES 98304  // scores of a tile, so that long contexts stay within the second-level cache
-#define GRAIN 500000       // multiply-adds worth a thread
+#define GRAIN 70000        // multiply-adds worth a thread: at one row they wait for memory
 #define SPLIT_BLOCKS 8     // the fewest blocks worth a chunk where the heads of one tile are too few for the threads
 #define SPLIT_ENTRIES 32   // and how many entries of the head: a cache line of bfloat16
 

@@ -91,6 +91,13 @@ static void region_chunk(void *context, int64_t i) {
   run->work(run, part(run->units, run->chunks, c), part(run->units, run->chunks, c + 1), row, least(SLAB, run->rows - row));
 }
 
+// While what comes before the product of a matrix of one part is being done, threads without work fetch its beginning.
+// Gate and up are two ranges, for a thread takes the same channels of both.
+static void announce(const Matrix *m, int halves) {
+  const int64_t bytes = bytes_of(m), half = halves ? bytes / 2 : bytes;
+  if (m->n_parts == 1) specdec_ahead(m->parts->data, half, (const char *)m->parts->data + half, bytes - half);
+}
+
 // Work on a product: on ranges of its `units`, which together are all of it, for slabs of rows.
 static void region(Run *run, const Matrix *m, int64_t units,
                    void (*work)(const Run *run, int64_t unit, int64_t last, int64_t row, int64_t rows)) {
@@ -145,7 +152,7 @@ static void heads(const Run *run, int64_t h, int64_t last, int64_t first, int64_
       float *x = y + r * ld;
       const int64_t row = first + r;
       if (norm) norm_row(x, norm, x, hd, d->eps);
-      if (!is_value) turn_row(x, p->cosine + row * half, p->sine + row * half, 1, half);
+      if (!is_value) turn_row(x, p->cosine + p->angle[row] * half, p->sine + p->angle[row] * half, 1, half);
       if (kv < 0) continue;
       const int64_t block = p->tables[p->sequence[row] * p->table_width + p->slot[row] / LANES], t = p->slot[row] % LANES;
       const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * LANES * hd;
@@ -232,6 +239,7 @@ static void embed(const Matrix *m, int64_t id, float *x) {
 static int check(const Decoder *d, const Pass *p) {
   for (int64_t i = 0; i < p->rows; i++) {
     if (p->tokens[i] < 0 || p->tokens[i] >= d->embedding.n) return BAD_TOKEN;
+    if (p->angle[i] < 0 || p->angle[i] >= p->n_angles) return BAD_ROW;
     if (p->sequence[i] < 0 || p->sequence[i] >= p->sequences) return BAD_ROW;
     if (p->slot[i] < 0 || p->slot[i] >= p->table_width * LANES) return BAD_ROW;
   }
@@ -257,6 +265,7 @@ static int run_layer(Run *run, int64_t i) {
   run->keys = p->keys + i * step;
   run->values = p->values + i * step;
   prepare(run, &layer->qkv, run->normed, layer->attention_norm);
+  announce(&layer->out, 0);
   region(run, &layer->qkv, d->heads + 2 * d->kv_heads, heads);
   if (last && !p->n_wanted) return OK;
   int wrong = NAME3(attend, SPECDEC_ISA)(run->q, width, run->keys, run->values, (int)p->bf16, p->n_blocks, p->tables,
@@ -270,9 +279,12 @@ static int run_layer(Run *run, int64_t i) {
     run->rows = p->n_wanted;
   }
   prepare(run, &layer->out, run->attended, 0);
+  announce(&layer->gate_up, 1);
   add_product(run, &layer->out, run->attended);
   prepare(run, &layer->gate_up, run->normed, layer->ffn_norm);
+  announce(&layer->down, 0);
   region(run, &layer->gate_up, d->ffn / GROUP, gates);
+  announce(last ? &d->head : &layer[1].qkv, 0);
   add_product(run, &layer->down, run->hidden);
   if (p->taps && p->taps[i])
     for (int64_t w = 0; w < p->n_wanted; w++)

@@ -36,8 +36,9 @@ typedef struct {
 // The rows of one pass, as kernels/base.py describes them, and where they find keys and values.
 typedef struct {
   const int64_t *tokens, *wanted;  // wanted: increasing rows whose logits are wanted
-  const float *cosine, *sine;      // [rows, hd / 2]
-  int64_t rows, n_wanted;
+  const float *cosine, *sine;      // [n_angles, hd / 2]
+  const int64_t *angle;            // the row of these that turns a row
+  int64_t n_angles, rows, n_wanted;
   const int32_t *tables, *sequence, *slot, *prefix, *path, *n_path;
   int64_t sequences, table_width, path_width;
   char *keys, *values;  // [layers, n_blocks, KV, hd, 16] and [layers, n_blocks, KV, 16, hd]

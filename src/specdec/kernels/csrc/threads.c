@@ -7,7 +7,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_WORKERS 63
-#define SPINS 2000  // some tens of microseconds: longer than the gap between two calls of a layer
+#define SPINS 20000  // of a worker without work, some hundreds of microseconds: longer than what happens between two passes
+#define AHEAD 65536    // bytes of a share that are fetched before its call: they stay in the second-level cache until then
+#define PATIENCE 2000  // of a caller whose worker is late, before it gives way to it
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -38,6 +40,14 @@ typedef struct {
 } Share;
 static Share shares[MOST_WORKERS + 1];
 
+// What threads without work may fetch: the shares of the next call's memory, as it will be divided.
+#define RANGES 2
+#define LINE 64
+static struct {
+  _Atomic(const char *) start;
+  _Atomic int64_t bytes;
+} ahead[RANGES];
+
 static int n_workers;  // changed by the holder of `calling` only
 static atomic_int sleeping;
 static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
@@ -45,6 +55,24 @@ static pthread_cond_t bell = PTHREAD_COND_INITIALIZER;
 
 EXPORT void specdec_set_threads(int n) { allowed = n < 1 ? 1 : n > MOST_WORKERS + 1 ? MOST_WORKERS + 1 : n; }
 EXPORT int specdec_threads(void) { return allowed; }
+
+void specdec_ahead(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {
+  ahead[0].start = a;
+  ahead[0].bytes = a_bytes;
+  ahead[1].start = b;
+  ahead[1].bytes = b_bytes;
+}
+
+// Fetch the beginning of a thread's own share while the call `now`, in which it has nothing left to do, is the current one.
+static void fetch_ahead(uint64_t now, int me) {
+  const int threads = (int)(now & 255);
+  for (int i = 0; i < RANGES; i++) {
+    const int64_t bytes = ahead[i].bytes, from = part(bytes, threads, me), to = part(bytes, threads, me + 1);
+    const char *start = ahead[i].start;
+    for (int64_t at = from; at < to && at < from + AHEAD && current == now; at += LINE)
+      __builtin_prefetch(start + at, 0, 2);
+  }
+}
 
 // Take chunks of a call, of one's own share first, until none is left.
 static void work(uint64_t now, int me) {
@@ -81,7 +109,10 @@ static void *worker(void *number) {
       pthread_mutex_unlock(&bed);
     }
     seen = now;
-    if (me < (int)(now & 255)) work(now, me);
+    if (me < (int)(now & 255)) {
+      work(now, me);
+      fetch_ahead(now, me);
+    }
   }
   return 0;
 }
@@ -131,7 +162,7 @@ EXPORT void specdec_parallel(int threads, int64_t chunks, Chunk *chunk, void *co
   }
   work(current, 0);
   for (int spin = 0; done_chunks < chunks; spin++) {
-    if (spin < SPINS) PAUSE();
+    if (spin < PATIENCE) PAUSE();
     else sched_yield();  // a worker was interrupted in the middle of its chunk
   }
   pthread_mutex_unlock(&calling);

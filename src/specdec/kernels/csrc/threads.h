@@ -13,6 +13,10 @@ typedef void Chunk(void *context, int64_t index);
 // Runs chunk(context, i) for i = 0 .. chunks-1, in any order, on at most `threads` threads; returns when all are done.
 void specdec_parallel(int threads, int64_t chunks, Chunk *chunk, void *context);
 
+// Tells what memory the next call will stream through, in shares that follow each other: a thread that has nothing left to do
+// in the current call fetches the beginning of its own. Two ranges, of which the second may be empty.
+void specdec_ahead(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes);
+
 // The most threads that a call may use.
 int specdec_threads(void);
 
