@@ -12,7 +12,7 @@ import openvino
 import openvino_genai as genai
 from protocol import CONTEXT, Answer, Engine, Request, Settings, run_worker, versions
 
-LOOKUP_MATCH = 3
+LOOKUP_MATCH = 2
 LOOKUP_DRAFT = 3
 """Prompt lookup: longest match looked for, and tokens drafted then."""
 

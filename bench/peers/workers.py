@@ -15,8 +15,8 @@ from typing import Any
 
 from protocol import Request
 
-START_SECONDS = 600.0
-"""Longest wait for a model to be loaded and, with some engines, compiled."""
+START_SECONDS = 900.0
+"""Longest wait for all modes to be loaded and, with vLLM, compiled: one mode took 457 s on a busy machine."""
 ANSWER_SECONDS = 600.0
 LOG_LINES = 5
 
