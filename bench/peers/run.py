@@ -22,6 +22,7 @@ from typing import Any
 from engines import ENGINES, EngineKind, missing, peers_folder
 from export import export
 from protocol import CONTEXT, Request
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
@@ -206,19 +207,20 @@ def tables(comparison: Comparison, summary: Sequence[Summary]) -> list[Table]:
     Two tables, as one would be wider than most terminals.
     """
     tasks = list(dict.fromkeys(row.task for row in summary if row.task != ALL))
-    by_task = Table("tokens per second", title="by task, prompts included")
+    by_task = Table("mode", title="tokens per second by task, prompts included", box=SIMPLE_HEAD)
     for task in [*tasks, ALL]:
         by_task.add_column(SHORT.get(task, task), justify="right", no_wrap=True)
-    parts = Table("mode", title="by part")
+    parts = Table("mode", title="by part", box=SIMPLE_HEAD)
     for heading in ("decoding, tokens/s", "first token, ms", "prompt, tokens/s"):
         parts.add_column(heading, justify="right", no_wrap=True)
     rates = {row.mode: row.tokens_per_second for row in comparison.prompt_processing}
     for mode in comparison.modes:
         rows = {row.task: row for row in summary if row.mode == mode}
-        by_task.add_row(mode, *(f"{rows[task].tokens_per_second:.1f}" for task in [*tasks, ALL]))
+        shown = mode.replace("prompt lookup", "lookup")
+        by_task.add_row(shown, *(f"{rows[task].tokens_per_second:.1f}" for task in [*tasks, ALL]))
         first, decoding = rows[ALL].first_token_seconds, rows[ALL].decode_tokens_per_second
         cells = ["-" if decoding is None else f"{decoding:.1f}", "-" if first is None else f"{1000 * first:.0f}"]
-        parts.add_row(mode, *cells, f"{rates[mode]:.0f}" if mode in rates else "")
+        parts.add_row(shown, *cells, f"{rates[mode]:.0f}" if mode in rates else "")
     return [by_task, parts]
 
 
