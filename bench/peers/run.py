@@ -207,11 +207,13 @@ def tables(comparison: Comparison, summary: Sequence[Summary]) -> list[Table]:
     Two tables, as one would be wider than most terminals.
     """
     tasks = list(dict.fromkeys(row.task for row in summary if row.task != ALL))
-    by_task = Table("mode", title="tokens per second by task, prompts included", box=SIMPLE_HEAD)
+    by_task = Table(title="tokens per second by task, prompts included", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    parts = Table(title="tokens per second by part", box=SIMPLE_HEAD)
+    for view in (by_task, parts):
+        view.add_column("mode", no_wrap=True)
     for task in [*tasks, ALL]:
         by_task.add_column(SHORT.get(task, task), justify="right", no_wrap=True)
-    parts = Table("mode", title="by part", box=SIMPLE_HEAD)
-    for heading in ("decoding, tokens/s", "first token, ms", "prompt, tokens/s"):
+    for heading in ("decoding", "prompt", "first token, ms"):
         parts.add_column(heading, justify="right", no_wrap=True)
     rates = {row.mode: row.tokens_per_second for row in comparison.prompt_processing}
     for mode in comparison.modes:
@@ -219,8 +221,8 @@ def tables(comparison: Comparison, summary: Sequence[Summary]) -> list[Table]:
         shown = mode.replace("prompt lookup", "lookup")
         by_task.add_row(shown, *(f"{rows[task].tokens_per_second:.1f}" for task in [*tasks, ALL]))
         first, decoding = rows[ALL].first_token_seconds, rows[ALL].decode_tokens_per_second
-        cells = ["-" if decoding is None else f"{decoding:.1f}", "-" if first is None else f"{1000 * first:.0f}"]
-        parts.add_row(shown, *cells, f"{rates[mode]:.0f}" if mode in rates else "")
+        cells = ["-" if decoding is None else f"{decoding:.1f}", f"{rates[mode]:.0f}" if mode in rates else ""]
+        parts.add_row(shown, *cells, "-" if first is None else f"{1000 * first:.0f}")
     return [by_task, parts]
 
 
