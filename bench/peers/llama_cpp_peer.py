@@ -1,6 +1,6 @@
 """llama.cpp through its own server, which xllamacpp runs inside this process: the GGUF file as it is.
 
-Each mode is a server of its own, as speculation is a setting of the server. Requests go to its completion route, which
+Speculation is a setting of the server. Requests go to its completion route, which
 takes token ids and gives them back. The whole answer comes at once, so that nothing is lost to events; the time to the
 first token is the server's own.
 """
@@ -27,12 +27,12 @@ class LlamaCpp(Engine):
 
     def __init__(self, settings: Settings) -> None:
         self.versions = {**versions("xllamacpp"), "kernels": xllamacpp.get_system_info().strip()}
-        self._servers = {mode: _server(settings, lookup=mode != "plain") for mode in self.modes}
+        self._server = _server(settings)
 
     def answer(self, request: Request) -> Answer:
         started = time.perf_counter()
         answer = _post(
-            self._servers[request.mode],
+            self._server,
             {
                 "prompt": request.token_ids,
                 "n_predict": request.max_tokens,
@@ -46,7 +46,7 @@ class LlamaCpp(Engine):
         return Answer(answer["tokens"], seconds, answer["timings"]["prompt_ms"] / 1000, answer["content"])
 
 
-def _server(settings: Settings, *, lookup: bool) -> xllamacpp.Server:
+def _server(settings: Settings) -> xllamacpp.Server:
     params = xllamacpp.CommonParams()
     params.model.path = str(settings.model)
     params.n_ctx = CONTEXT
@@ -56,7 +56,7 @@ def _server(settings: Settings, *, lookup: bool) -> xllamacpp.Server:
     params.cache_prompt = False
     params.cache_ram_mib = params.n_ctx_checkpoints = 0
     params.verbosity = -1
-    if lookup:
+    if settings.mode != "plain":
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         params.speculative.ngram_simple.size_n = LOOKUP_MATCH
         params.speculative.ngram_simple.size_m = LOOKUP_DRAFT

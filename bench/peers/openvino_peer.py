@@ -1,6 +1,6 @@
 """OpenVINO GenAI on the GGUF file, whose Q4_1 and Q8_0 blocks it reads as compressed weights of four and eight bits.
 
-Each mode is a pipeline of its own, as prompt lookup is a setting of the pipeline. Prefix caching, on by default, is off.
+Prompt lookup is a setting of the pipeline. Prefix caching, on by default, is off.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import openvino
 import openvino_genai as genai
 from protocol import CONTEXT, Answer, Engine, Request, Settings, run_worker, versions
 
-LOOKUP_MATCH = 3
+LOOKUP_MATCH = 2
 LOOKUP_DRAFT = 3
 """Prompt lookup: longest match looked for, and tokens drafted then."""
 
@@ -26,7 +26,7 @@ class OpenVino(Engine):
             "inference precision": str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")),
         }
         self._end_tokens = settings.end_tokens
-        self._pipelines = {mode: _pipeline(settings, lookup=mode != "plain") for mode in self.modes}
+        self._pipeline = _pipeline(settings)
 
     def answer(self, request: Request) -> Answer:
         config = genai.GenerationConfig()
@@ -40,19 +40,18 @@ class OpenVino(Engine):
         started = time.perf_counter()
         ids = np.array([request.token_ids], dtype=np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
-        pipeline = self._pipelines[request.mode]
-        result = pipeline.generate(inputs, config)
+        result = self._pipeline.generate(inputs, config)
         seconds = time.perf_counter() - started
         tokens = list(result.tokens[0])
         first = result.perf_metrics.get_ttft().mean / 1000
-        return Answer(tokens, seconds, first, pipeline.get_tokenizer().decode(tokens))
+        return Answer(tokens, seconds, first, self._pipeline.get_tokenizer().decode(tokens))
 
 
-def _pipeline(settings: Settings, *, lookup: bool) -> genai.LLMPipeline:
+def _pipeline(settings: Settings) -> genai.LLMPipeline:
     scheduling = genai.SchedulerConfig()
     scheduling.enable_prefix_caching = False
     scheduling.max_num_batched_tokens = CONTEXT
-    properties = {"prompt_lookup": True} if lookup else {}
+    properties = {"prompt_lookup": True} if settings.mode != "plain" else {}
     return genai.LLMPipeline(
         settings.model, "CPU", scheduler_config=scheduling, INFERENCE_NUM_THREADS=settings.threads, **properties
     )

@@ -22,7 +22,9 @@ from typing import Any
 from engines import ENGINES, EngineKind, missing, peers_folder
 from export import export
 from protocol import CONTEXT, Request
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from workers import UnavailableError, Worker, WorkerError
 
@@ -39,6 +41,8 @@ from specdec.models.tokenizer import Tokenizer
 
 WARM_UP = 8
 """Tokens of the request that each mode answers before the first measured one."""
+SHORT = {"summarise": "sum", "question": "ask", "translate": "trans"}
+"""Headings of tasks whose names would not fit beside six others in 80 columns."""
 UNKNOWN = {"p50": None, "p99": None}
 """Gaps between tokens: workers time whole answers."""
 
@@ -197,18 +201,29 @@ def long_prompts(prompts: Sequence[Asked], tokenizer: Tokenizer, n_tokens: int, 
     return long
 
 
-def table(comparison: Comparison, summary: Sequence[Summary]) -> Table:
-    """Tokens per second by task, of decoding alone, and the rate of prompts."""
+def tables(comparison: Comparison, summary: Sequence[Summary]) -> list[Table]:
+    """Tokens per second by task; then of decoding alone, the time to the first token and the rate of prompts.
+
+    Two tables, as one would be wider than most terminals.
+    """
     tasks = list(dict.fromkeys(row.task for row in summary if row.task != ALL))
-    view = Table(*("mode", *tasks, ALL, "decoding alone", "first token, ms", "prompt"), title="tokens per second")
+    by_task = Table(title="tokens per second by task, prompts included", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    parts = Table(title="tokens per second by part", box=SIMPLE_HEAD)
+    for view in (by_task, parts):
+        view.add_column("mode", no_wrap=True)
+    for task in [*tasks, ALL]:
+        by_task.add_column(SHORT.get(task, task), justify="right", no_wrap=True)
+    for heading in ("decoding", "prompt", "first token, ms"):
+        parts.add_column(heading, justify="right", no_wrap=True)
     rates = {row.mode: row.tokens_per_second for row in comparison.prompt_processing}
     for mode in comparison.modes:
         rows = {row.task: row for row in summary if row.mode == mode}
+        shown = mode.replace("prompt lookup", "lookup")
+        by_task.add_row(shown, *(f"{rows[task].tokens_per_second:.1f}" for task in [*tasks, ALL]))
         first, decoding = rows[ALL].first_token_seconds, rows[ALL].decode_tokens_per_second
-        cells = [f"{rows[task].tokens_per_second:.1f}" for task in [*tasks, ALL]]
-        cells += ["-" if decoding is None else f"{decoding:.1f}", "-" if first is None else f"{1000 * first:.0f}"]
-        view.add_row(mode, *cells, f"{rates[mode]:.0f}" if mode in rates else "")
-    return view
+        cells = ["-" if decoding is None else f"{decoding:.1f}", f"{rates[mode]:.0f}" if mode in rates else ""]
+        parts.add_row(shown, *cells, "-" if first is None else f"{1000 * first:.0f}")
+    return [by_task, parts]
 
 
 def _name(title: str, mode: str) -> str:
@@ -265,10 +280,12 @@ def main() -> None:
     workers, skipped = start(kinds, command, peers_folder() / "logs")
     comparison = Comparison(workers, plan, skipped)
     try:
-        comparison.warm_up(asked[0])
-        comparison.measure(
-            asked, lambda run: console.print(f"{run.prompt}: {run.mode}: {run.tokens / run.seconds:.1f} tokens/s")
-        )
+        with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+            bar = progress.add_task("warming up", total=len(asked) * len(comparison.modes) * plan.repeats)
+            comparison.warm_up(asked[0])
+            comparison.measure(
+                asked, lambda run: progress.update(bar, advance=1, description=f"{run.prompt}, turn {run.turn + 1}")
+            )
         if plan.prompt_processing:
             comparison.measure_prompts(long_prompts(asked, tokenizer, plan.prompt_processing, plan.prompt_repeats))
         engines = {title: worker.versions for title, worker in comparison.workers.items()}
@@ -279,7 +296,8 @@ def main() -> None:
         console.print(f"skipped {skip['engine']}: {skip['reason']}", markup=False)
     if not comparison.workers:
         sys.exit("no engine could be measured")
-    Console().print(table(comparison, summary))
+    for view in tables(comparison, summary):
+        Console().print(view)
     if arguments.json:
         report = Report(
             provenance=provenance(

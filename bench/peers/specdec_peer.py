@@ -15,15 +15,14 @@ class Specdec(Engine):
     def __init__(self, settings: Settings) -> None:
         torch.set_grad_enabled(False)
         on = LLM(str(settings.model), threads=settings.threads)
-        self._llms = {"off": on.without_speculation(), "on": on}
+        self._llm = on if settings.mode == "on" else on.without_speculation()
         self.versions = {**versions("specdec", "torch"), "precision": on.precision, "kernels": on.kernels.name}
 
     def answer(self, request: Request) -> Answer:
-        llm = self._llms[request.mode]
-        if llm.engine.drafter:
-            llm.engine.drafter.clear()
+        if self._llm.engine.drafter:
+            self._llm.engine.drafter.clear()
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, seed=0)
-        (result,) = llm.generate([request.token_ids], params)
+        (result,) = self._llm.generate([request.token_ids], params)
         if result.error:
             raise RuntimeError(result.error)
         return Answer(list(result.tokens), result.seconds, result.first_token_seconds, result.text)

@@ -16,21 +16,18 @@ LOOKUP_DRAFT = 5
 """Prompt lookup: longest match looked for, and tokens drafted then."""
 
 
+NATIVE_BF16 = torch.cpu._is_avx512_bf16_supported()
+
+
 class Transformers(Engine):
+    # Without instructions for bf16, one row is still faster in bf16, for half the bytes, and many rows far slower.
+    modes = ("plain", "prompt lookup") if NATIVE_BF16 else ("plain", "prompt lookup", "plain bf16")
+
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
-        native = torch.cpu._is_avx512_bf16_supported()
-        # Without instructions for bf16, one row is still faster in bf16, for half the bytes, and many rows far slower.
-        self._dtypes = {"plain": torch.float32, "prompt lookup": torch.float32, "plain bf16": torch.bfloat16}
-        if native:
-            self._dtypes = {"plain": torch.bfloat16, "prompt lookup": torch.bfloat16}
-        self.modes = tuple(self._dtypes)
-        chosen = {mode: str(dtype).removeprefix("torch.") for mode, dtype in self._dtypes.items()}
-        self.versions = {**versions("transformers", "torch"), **chosen}
-        self._models = {
-            dtype: transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
-            for dtype in set(self._dtypes.values())
-        }
+        dtype = torch.bfloat16 if NATIVE_BF16 or settings.mode == "plain bf16" else torch.float32
+        self.versions = {**versions("transformers", "torch"), "precision": str(dtype).removeprefix("torch.")}
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model)
         self._end_tokens = list(settings.end_tokens)
 
@@ -40,7 +37,7 @@ class Transformers(Engine):
         started = time.perf_counter()
         ids = torch.tensor([request.token_ids])
         with torch.inference_mode():
-            out = self._models[self._dtypes[request.mode]].generate(
+            out = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,

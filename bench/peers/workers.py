@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -13,8 +15,8 @@ from typing import Any
 
 from protocol import Request
 
-START_SECONDS = 600.0
-"""Longest wait for a model to be loaded and, with some engines, compiled."""
+START_SECONDS = 900.0
+"""Longest wait for all modes to be loaded and, with vLLM, compiled: one mode took 457 s on a busy machine."""
 ANSWER_SECONDS = 600.0
 LOG_LINES = 5
 
@@ -28,7 +30,7 @@ class UnavailableError(Exception):
 
 
 class Worker:
-    """One engine in a process of its own.
+    """One engine: a process that has one for each mode.
 
     Args:
         title: what the engine is called in messages.
@@ -46,7 +48,12 @@ class Worker:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # a group of processes, to end a hanging mode together with its worker
             )
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -92,7 +99,7 @@ class Worker:
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._reader.join()
 
@@ -107,7 +114,7 @@ class Worker:
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
-            self._process.kill()
+            self._kill()
             raise WorkerError(f"{self._title} said nothing for {seconds:.0f} s {where}{self._last_words()}") from None
         if not line:
             raise self._death(where)
@@ -118,6 +125,10 @@ class Worker:
         if not isinstance(record, dict):
             raise WorkerError(f"{self._title} said {line.strip()!r:.200} {where}, which is no JSON object")
         return record
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it is gone already
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _death(self, where: str) -> WorkerError:
         status = self._process.wait(timeout=10)

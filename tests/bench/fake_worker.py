@@ -1,6 +1,6 @@
 """A worker without an engine, for the tests: its ``--model`` is JSON that says how it behaves.
 
-It answers ``max_tokens`` tokens in ``max_tokens`` hundredths of a second by its own account, and logs each request.
+It answers ``max_tokens`` tokens in ``max_tokens`` hundredths of a second by its own account, and logs each request and process.
 """
 
 import json
@@ -20,12 +20,24 @@ class Fake(Engine):
         print("an engine that prints where answers belong")
         if reason := self.script.get("skipped"):
             raise SkippedError(reason)
-        self.versions = {"fake": "1", "threads": str(settings.threads)}
+        self.versions = {
+            "fake": "1",
+            "threads": str(settings.threads),
+            "speed": settings.mode,
+            "environment": os.environ["FAKE_THREADS"],
+        }
+
+    @classmethod
+    def environment(cls, threads: int) -> dict[str, str]:
+        return {"FAKE_THREADS": f"{threads} threads"}
 
     def answer(self, request: Request) -> Answer:
         if log := self.script.get("log"):
             with Path(log).open("a") as file:
-                file.write(json.dumps([self.script["name"], request.mode, request.id, request.max_tokens, time.time()]) + "\n")
+                file.write(
+                    json.dumps([self.script["name"], request.mode, request.id, request.max_tokens, time.time(), os.getpid()])
+                    + "\n"
+                )
         if request.id == self.script.get("dies_at"):
             print("out of luck", file=sys.stderr, flush=True)
             os._exit(3)

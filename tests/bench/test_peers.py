@@ -51,6 +51,14 @@ def comparison(*started, plan=PLAN):
     return Comparison({f"engine {i}": each for i, each in enumerate(started)}, plan, [])
 
 
+def alive(pid):
+    """Whether a process still runs; one that has ended may wait for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def requests(log):
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -58,7 +66,13 @@ def requests(log):
 def test_worker_answers_and_its_prints_do_not_mix_with_answers(worker):
     fake = worker()
     assert fake.modes == ["plain", "fast"]
-    assert fake.versions == {"fake": "1", "threads": "2"}
+    assert fake.versions == {
+        "fake": "1",
+        "threads": "2",
+        "speed, plain": "plain",
+        "speed, fast": "fast",
+        "environment": "2 threads",
+    }
     answer = fake.ask(Request("a", "Hello", [1, 2, 3], 5, "plain"))
     assert answer == {"id": "a", "tokens": [7] * 5, "seconds": 0.05, "first_token_seconds": 0.01, "text": "Hello"}
 
@@ -73,6 +87,32 @@ def test_engines_take_turns_prompt_by_prompt_and_every_second_turn_backwards(wor
     assert [tuple(request[:3]) for request in requests(log)] == expected
     assert {request[3] for request in requests(log)} == {20}
     assert [run.turn for run in both.runs] == [0] * 8 + [1] * 8
+
+
+def test_each_mode_is_a_process_of_its_own_that_ends_with_the_worker(worker, tmp_path):
+    """Two engines in one process share threads, which halved llama.cpp's speed."""
+    log = tmp_path / "processes"
+    log.touch()
+    fake = worker("one", log=str(log))
+    for mode in ("plain", "fast", "plain"):
+        fake.ask(Request("a", "Hello", [1, 2, 3], 5, mode))
+    plain, fast, again = (request[5] for request in requests(log))
+    assert plain == again != fast
+    fake.close()
+    assert not alive(plain)
+    assert not alive(fast)
+
+
+def test_a_hanging_mode_ends_with_its_worker(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 1.0)
+    log = tmp_path / "processes"
+    log.touch()
+    fake = worker("one", log=str(log), hangs_at="a")
+    with pytest.raises(WorkerError, match="said nothing for 1 s"):
+        fake.ask(Request("a", "Hello", [1, 2, 3], 5, "fast"))
+    (hanging,) = (request[5] for request in requests(log))
+    fake.close()
+    assert not alive(hanging)
 
 
 def test_a_pause_precedes_every_request(worker, tmp_path):
@@ -101,7 +141,7 @@ def test_prompts_are_timed_to_one_token_in_each_engines_first_mode(worker, tmp_p
     log.touch()
     both = comparison(worker("one", log=str(log)), worker("two", log=str(log)))
     both.measure_prompts([Asked(f"long-{i}", "", "", list(range(30))) for i in range(3)])
-    assert [(name, mode, n) for name, mode, _, n, _ in requests(log)] == [
+    assert [(name, mode, n) for name, mode, _, n, *_ in requests(log)] == [
         (name, "plain", 1) for name in ("one", "two", "two", "one", "one", "two")
     ]
     assert [(row.mode, row.prompt_tokens) for row in both.prompt_processing] == [("engine 0 plain", 30), ("engine 1 plain", 30)]
