@@ -19,6 +19,8 @@ class Drafter(ABC):
     name: str
     taps: tuple[int, ...] = ()
     """Layers whose hidden states ``observe`` needs."""
+    thrifty = False
+    """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
 
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:

@@ -42,8 +42,11 @@ WEIGHT = 6.0
 PRIOR = 0.5
 """Chance of a node without an estimate before anything is known, given its parent."""
 
-PROBING = 0.01
+PROBING = 0.005
 """Most of the time of plain decoding that may go into asking a drafter that does not pay."""
+
+GLANCES = 4
+"""A thrifty drafter that was not asked observes one pass in so many."""
 
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
@@ -142,8 +145,11 @@ class Budget:
         self._asked: dict[int, list[str]] = {}
         self._price: dict[str, float] = {}
         """Seconds of asking a drafter for one sequence, running mean."""
+        self._watching: dict[str, float] = {}
+        """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
         self._saved: dict[str, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._passes = 0
         self._host = 0.0
         """Seconds of a step beside its pass and its drafting, running mean."""
 
@@ -160,6 +166,9 @@ class Budget:
             proposed = self._ask(self._drafters[0], sequences, limits)
         else:
             proposed = overlay(self._drafters, sequences, limits, self._ask)
+        if not any(self._asked.values()):
+            self._plans = {}
+            return proposed
         plans = [self._plan(sequence, draft) for sequence, draft in zip(sequences, proposed, strict=True)]
         self._plans = {sequence.id: plan for sequence, plan in zip(sequences, plans, strict=True)}
         kept = self._choose(plans, rows, self._clock() - started)
@@ -194,8 +203,12 @@ class Budget:
         gate = known.gates.get(name)
         if gate is None:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
-            gate = known.gates[name] = Gate(self._saved.get(name, math.e * self._price.get(name, 0.0)))
+            gate = known.gates[name] = Gate(self._saved.get(name, math.e * self._cost(name)))
         return gate
+
+    def _cost(self, name: str) -> float:
+        """Seconds that asking a drafter for a sequence brings with it."""
+        return self._price.get(name, 0.0) + self._watching.get(name, 0.0)
 
     def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
         """The chance of each node: its parent's, times that of being the next token then."""
@@ -255,14 +268,26 @@ class Budget:
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Score what was proposed against what was emitted, then let the drafters learn."""
+        asked: set[str] = set()
         for span, verdict in zip(step, verdicts, strict=True):
             plan = self._plans.get(span.sequence.id)
-            if plan is not None and verdict is not None:
+            if verdict is None:
+                continue
+            if plan is None:
+                self._note(span.sequence, 0, (), 1.0)
+            else:
                 tree = span.draft.tree
                 self._score(span.sequence, plan, [*(tree.tokens[node] for node in verdict.path), verdict.token])
+                asked.update(plan.asked)
         self._plans = {}
+        self._passes += 1
         for drafter in self._drafters:
-            drafter.observe(step, forward, verdicts)
+            if not drafter.thrifty or drafter.name in asked or self._passes % GLANCES == 0:
+                started = self._clock()
+                drafter.observe(step, forward, verdicts)
+                if drafter.thrifty:
+                    seconds = (self._clock() - started) / len(verdicts)
+                    self._watching[drafter.name] = _blend(self._watching.get(drafter.name), seconds)
 
     def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
         draft, known = plan.proposed, self._known.get(sequence.id)
@@ -288,12 +313,15 @@ class Budget:
                     share = ((node in right) + plan.chances[node]) / 2
                     saved[source] += share * plan.per_token - plan.per_row
             for name, seconds in saved.items():
-                price = self._price[name]
+                price = self._cost(name)
                 known.gates[name].close(seconds, name in hits, price, math.ceil(price / (PROBING * plan.per_token)))
                 mean = self._saved.get(name, math.e * price)
                 self._saved[name] = mean + (seconds - mean) / (4 * TRIALS)
+        self._note(sequence, len(draft), plan.asked, plan.expected)
+
+    def _note(self, sequence: Sequence, proposed: int, asked: Many[str], expected: float) -> None:
         for stats in (self._stats, sequence.stats):
-            stats.record_plan(len(draft), plan.asked, plan.expected)
+            stats.record_plan(proposed, asked, expected)
 
     def follow(self, rows: int, seconds: float, host: float) -> None:
         """Take note of a pass that ran, and of the seconds of its step beside pass and drafting."""
@@ -311,7 +339,7 @@ class Budget:
         """Forget everything but the costs of passes, also what drafters learned; only between requests."""
         self._record = Record(MEMORY[0])
         self._known, self._plans = {}, {}
-        self._price, self._saved = {}, {}
+        self._price, self._watching, self._saved = {}, {}, {}
         for drafter in self._drafters:
             drafter.clear()
 

@@ -52,6 +52,7 @@ class RecyclingDrafter(Drafter):
     """
 
     name = "recycling"
+    thrifty = True
 
     def __init__(self, config: SpeculationConfig, vocab_size: int, top: Top) -> None:
         self._nodes = config.recycling_nodes

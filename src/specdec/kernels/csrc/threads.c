@@ -7,7 +7,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_WORKERS 63
-#define SPINS 20000  // of a worker without work, some hundreds of microseconds: longer than what happens between two passes
+#define SPINS 50000  // of a worker without work, about a millisecond: longer than what happens between two passes
 #define AHEAD 65536    // bytes of a share that are fetched before its call: they stay in the second-level cache until then
 #define PATIENCE 2000  // of a caller whose worker is late, before it gives way to it
 
