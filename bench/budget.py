@@ -48,7 +48,7 @@ class Timed(Drafter):
 
     def __init__(self, inner: Drafter, clock: Clock, seconds: float) -> None:
         self._inner, self._clock, self._seconds = inner, clock, seconds
-        self.name, self.taps = inner.name, inner.taps
+        self.name, self.taps, self.thrifty = inner.name, inner.taps, inner.thrifty
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         self._clock.now += self._seconds * len(sequences)

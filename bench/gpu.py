@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from specdec import attention
+from specdec.bench.prompts import DEFAULT, load, select
 from specdec.bench.provenance import provenance
 from specdec.config import DEFAULT_MODEL, SamplingParams
 from specdec.kernels.base import Kernels
@@ -33,7 +34,6 @@ from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import Draft, Sequence, Span, Step
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
 CACHED = (128, 2048)
 """Tokens before the rows of a step, as far as the model's context allows."""
 PROMPT = 1000
@@ -113,20 +113,18 @@ def reading(model: Model, kernels: Kernels, chunk: int) -> dict[str, float]:
 def answers(on: LLM, n_prompts: int, n_tokens: int) -> list[dict[str, Any]]:
     """Tokens per second over some prompts, off and on in turns, at temperatures 0 and 1. The tokens must be the same."""
     off = on.without_speculation()
-    prompts = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
-    chosen = list({prompt["kind"]: prompt for prompt in prompts}.values())[:n_prompts]
+    chosen = select(load(DEFAULT), [], n_prompts)
     found = []
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_tokens=n_tokens, seed=0)
         seconds, tokens, passes, changed = {"off": 0.0, "on": 0.0}, 0, {"off": 0, "on": 0}, 0
         for prompt in chosen:
-            messages = [{"role": "user", "content": prompt["prompt"]}]
+            messages = [{"role": "user", "content": prompt.request}]
             emitted = {}
             for name, llm in (("off", off), ("on", on)):
                 runs = []
                 for _ in range(2):
-                    if llm.engine.drafter:
-                        llm.engine.drafter.clear()  # no drafter may remember the answer from the turn before
+                    llm.engine.forget()  # no drafter may remember the answer from the turn before
                     runs += llm.chat(messages, params)
                 seconds[name] += min(run.seconds for run in runs)
                 passes[name] += runs[0].stats["target_passes"]

@@ -19,8 +19,7 @@ class Specdec(Engine):
         self.versions = {**versions("specdec", "torch"), "precision": on.precision, "kernels": on.kernels.name}
 
     def answer(self, request: Request) -> Answer:
-        if self._llm.engine.drafter:
-            self._llm.engine.drafter.clear()
+        self._llm.engine.forget()
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, seed=0)
         (result,) = self._llm.generate([request.token_ids], params)
         if result.error:

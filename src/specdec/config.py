@@ -305,8 +305,9 @@ class EngineConfig:
         )
         _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")
         if self.pass_seconds is not None:
-            rule, given = "a mapping of numbers of rows >= 1 to seconds > 0, or None", self.pass_seconds
+            rule, given = "a mapping of numbers of rows in [1, 4096] to seconds in [1e-9, 1e9], or None", self.pass_seconds
             _require(isinstance(given, Mapping) and bool(given), "pass_seconds", given, rule)
             for rows, seconds in given.items():
-                _require(_is_int(rows) and rows >= 1 and _is_number(seconds) and seconds > 0, "pass_seconds", given, rule)
+                right = _is_int(rows) and 1 <= rows <= 4096 and _is_number(seconds) and 1e-9 <= seconds <= 1e9
+                _require(right, "pass_seconds", given, rule)
             object.__setattr__(self, "pass_seconds", dict(given))

@@ -192,6 +192,11 @@ class Engine:
             )
         return deltas
 
+    def forget(self) -> None:
+        """Forget what drafters and their budget learned from past requests, for measurements; only between requests."""
+        if self.budget:
+            self.budget.clear()
+
     def check(self) -> None:
         """Raise AssertionError where blocks are held that no sequence accounts for, or counts disagree."""
         self.allocator.check([sequence.table for sequence in self._sequences.values()])

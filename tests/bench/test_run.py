@@ -67,7 +67,7 @@ def test_a_result_is_whole(llm: LLM, folder: Path) -> None:
 def test_drafters_forget_before_every_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a drafter would have met the answer in the turn before, and every later turn would be too good."""
     events: list[str] = []
-    monkeypatch.setattr(llm.engine.drafter, "clear", lambda: events.append("clear"))
+    monkeypatch.setattr(llm.engine.budget, "clear", lambda: events.append("clear"))
     measure(llm, PROMPTS[:1], Plan((0.0, 0.8), PARAMS, concurrency=1, repeats=2), lambda prompt: events.append(prompt.id))
     assert events == ["clear", "a", "a"] * 4
 

@@ -69,6 +69,9 @@ class _Flight:
     deliveries: list[tuple[float, int]]
 
 
+MOST_READ = 512 << 20
+"""Bytes at most by which the rate of reading memory is measured: more than any cache holds."""
+
 Served = tuple[Prompt, Result, list[tuple[float, int]]]
 
 
@@ -106,7 +109,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
     for temperature in plan.temperatures:
         params = plan.params.replace(temperature=temperature)
         for turn in range(plan.repeats):
-            llm.engine.drafter.clear()
+            llm.engine.forget()
             walls = dict.fromkeys(MODES, 0.0)
             for group in groups:
                 for mode in MODES if turn % 2 == 0 else MODES[::-1]:
@@ -126,6 +129,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                 }
                 for mode in MODES
             ]
+    peak = peak_memory()  # before the bound is measured, which takes as much as the weights
     return Report(
         provenance=_provenance(llm, prompts),
         settings=_settings(llm, plan),
@@ -134,7 +138,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
         v={str(rows): cost for rows, cost in costs.relative().items()},
         one_row=_one_row(llm, costs.points[1]),
         summary=tuple(summarise(runs, MODES)),
-        peak_memory_bytes=peak_memory(),
+        peak_memory_bytes=peak,
         turns=tuple(turns),
     )
 
@@ -143,7 +147,7 @@ def _one_row(llm: LLM, seconds: float) -> dict[str, float]:
     """The cost of a pass of one row, and what bounds it: its weights at the rate at which this machine reads memory."""
     facts = {"seconds": seconds, "weights_bytes": llm.engine.model.n_bytes}
     if isinstance(llm.kernels, NativeKernels):
-        facts["bytes_per_second"] = read_rate(load(), llm.engine.model.n_bytes)
+        facts["bytes_per_second"] = read_rate(load(), min(llm.engine.model.n_bytes, MOST_READ))
     return facts
 
 
@@ -186,7 +190,9 @@ def _serve(
                 prompt = waiting.popleft()
                 flights.append(_Flight(prompt, llm.stream(ids[prompt.id], params), []))
             # The oldest is the first to get tokens; waiting for it runs passes, in which others may get some too.
-            for flight in [flight for i, flight in enumerate(flights) if i == 0 or flight.stream.ready]:
+            for i, flight in enumerate(tuple(flights)):
+                if i and not flight.stream.ready:
+                    continue
                 chunk = next(flight.stream)
                 flight.deliveries.append((time.perf_counter(), len(chunk.tokens)))
                 if chunk.result:

@@ -57,6 +57,8 @@ def bench(
     params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     if json is not None and not json.parent.is_dir():
         raise ConfigError(f"--json: the folder {json.parent} does not exist")
+    if json is not None and json.is_dir():
+        raise ConfigError(f"--json: {json} is a folder, not a file")
     report = _measure(model, chosen, _numbers(temperature), params, concurrency, repeats)
     console = render.out()
     for table in bench_tables.tables(report):

@@ -17,11 +17,11 @@ from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
 
 MOST_HEAD = 256
 """The widest head that csrc/decoder.c has room for."""
-_ERRORS = {
-    BAD_ROW: IndexError(ERRORS[BAD_ROW] + "; wanted rows must increase"),
-    BAD_BLOCK: IndexError(ERRORS[BAD_BLOCK]),
-    NO_MEMORY: MemoryError("there is no memory for the activations of this pass"),
-    4: IndexError("a token is outside the vocabulary"),
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    BAD_ROW: (IndexError, ERRORS[BAD_ROW] + "; wanted rows must increase"),
+    BAD_BLOCK: (IndexError, ERRORS[BAD_BLOCK]),
+    NO_MEMORY: (MemoryError, "there is no memory for the activations of this pass"),
+    4: (IndexError, "a token is outside the vocabulary"),
 }
 
 
@@ -175,7 +175,8 @@ class FusedDecoder:
             places and ctypes.addressof(places),
         )  # fmt: skip
         if wrong := self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)):
-            raise _ERRORS[wrong]
+            kind, message = _ERRORS[wrong]
+            raise kind(message)
         return logits, tapped
 
     def _check(

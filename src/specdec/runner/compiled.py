@@ -102,9 +102,9 @@ class _Pass:
         self.result: Result = torch.empty(0), {}
 
     def fill(self, batch: Batch) -> None:
-        """Write a pass's inputs, all rows past them being padding. The pass before has ended: its logits are on the host."""
+        """Write a pass's inputs, all rows past them being padding."""
         self.host.fill(batch)
-        self.device.buffer.copy_(self.host.buffer, non_blocking=True)
+        self.device.buffer.copy_(self.host.buffer)  # waits: the buffer is written again for the next pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ typedef struct {
   int64_t width, ld_o;
 } Work;
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 
@@ -233,7 +232,6 @@ static int take(const Call *c, const Room *r, int64_t works, Work *w) {
   return 1;
 }
 
-enum { OK, BAD_ROW, BAD_BLOCK, NO_MEMORY };
 
 // Does every row name a table, slots inside it, and blocks that exist?
 static int check(const Call *c, int64_t rows, int64_t sequences, int64_t n_blocks) {

@@ -18,8 +18,6 @@
 #define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
 
-enum { OK, BAD_ROW, BAD_BLOCK, NO_MEMORY, BAD_TOKEN };
-
 // The rows of a product in the forms that its parts take.
 typedef struct {
   float *x;     // [rows, k]
@@ -44,7 +42,6 @@ typedef struct Run {
   int64_t units, chunks;
 } Run;
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int has(const Matrix *m, int blocks) {
   for (int64_t i = 0; i < m->n_parts; i++)

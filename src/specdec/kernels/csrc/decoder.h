@@ -1,4 +1,4 @@
-// A decoder and one pass of it, as plain structures that Python fills (kernels/stack.py has the same fields in the same order).
+// A decoder and one pass of it, as plain structures that Python fills (kernels/fused.py has the same fields in the same order).
 #ifndef SPECDEC_DECODER_H
 #define SPECDEC_DECODER_H
 

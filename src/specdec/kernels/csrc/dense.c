@@ -3,8 +3,7 @@
 #include "products.h"
 #include "threads.h"
 
-#undef MOST_ROWS
-#define MOST_ROWS 6
+#define WIDE 6  // rows of a tile
 #define MOST_BLOCKS 4
 #define GRAIN 65536  // weights times (1 + rows / 2) that are worth a thread
 
@@ -15,7 +14,7 @@ ALWAYS f32x16 weights(const void *w, int64_t i, int bf16) {
 // C, R and bf16 are constants where this is inlined; y points at the first of the C blocks' channels, `left` of which exist.
 ALWAYS void tile(const void *w, const float *x, float *y, const float *add, int64_t ld, int64_t k, int64_t left, int C, int R,
                  int bf16) {
-  f32x16 sum[MOST_ROWS * MOST_BLOCKS];
+  f32x16 sum[WIDE * MOST_BLOCKS];
   for (int i = 0; i < C * R; i++) sum[i] = f_zero();
   for (int64_t j = 0; j < k; j++) {
     for (int c = 0; c < C; c++) {
@@ -42,9 +41,9 @@ ALWAYS void several(const char *w, const float *x, float *y, const float *add, i
   int64_t r = 0;
 #define AT(c) w + (c) * block_bytes, x + r * k, y + r * ld + (c) * LANES, add ? add + r * ld + (c) * LANES : 0, ld, k, left - (c) * LANES
   while (rows - r >= 4) {
-    int64_t wide = rows - r >= MOST_ROWS ? MOST_ROWS : 4;
+    int64_t wide = rows - r >= WIDE ? WIDE : 4;
     for (int c = 0; c < blocks; c++) {
-      if (wide == MOST_ROWS) tile(AT(c), 1, MOST_ROWS, bf16);
+      if (wide == WIDE) tile(AT(c), 1, WIDE, bf16);
       else tile(AT(c), 1, 4, bf16);
     }
     r += wide;

@@ -4,6 +4,11 @@
 
 #include "simd.h"
 
+// What a call that was given rows returns.
+enum { OK, BAD_ROW, BAD_BLOCK, NO_MEMORY, BAD_TOKEN };
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 KERNEL(int, attend)
 (const float *q, int64_t q_stride, const void *keys, const void *values, int bf16, int64_t n_blocks, const int32_t *tables,
  int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
