@@ -149,6 +149,9 @@ class Budget:
         """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
         self._saved: dict[str, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._chosen = 0.0
+        self._handling: float | None = None
+        """Seconds of choosing among a sequence's nodes and scoring them, running mean; 0 in passes in which none is asked."""
         self._passes = 0
         self._host = 0.0
         """Seconds of a step beside its pass and its drafting, running mean."""
@@ -171,8 +174,10 @@ class Budget:
             return proposed
         plans = [self._plan(sequence, draft) for sequence, draft in zip(sequences, proposed, strict=True)]
         self._plans = {sequence.id: plan for sequence, plan in zip(sequences, plans, strict=True)}
-        kept = self._choose(plans, rows, self._clock() - started)
+        asked = self._clock()
+        kept = self._choose(plans, rows, asked - started)
         self._settle(plans, kept, rows)
+        self._chosen = (self._clock() - asked) / len(plans)
         return [
             plan.proposed if len(nodes) == len(plan.proposed) else prune(plan.proposed, nodes)
             for plan, nodes in zip(plans, kept, strict=True)
@@ -208,7 +213,7 @@ class Budget:
 
     def _cost(self, name: str) -> float:
         """Seconds that asking a drafter for a sequence brings with it."""
-        return self._price.get(name, 0.0) + self._watching.get(name, 0.0)
+        return self._price.get(name, 0.0) + self._watching.get(name, 0.0) + (self._handling or 0.0)
 
     def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
         """The chance of each node: its parent's, times that of being the next token then."""
@@ -269,6 +274,7 @@ class Budget:
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Score what was proposed against what was emitted, then let the drafters learn."""
         asked: set[str] = set()
+        began, scored = self._clock(), 0
         for span, verdict in zip(step, verdicts, strict=True):
             plan = self._plans.get(span.sequence.id)
             if verdict is None:
@@ -279,6 +285,9 @@ class Budget:
                 tree = span.draft.tree
                 self._score(span.sequence, plan, [*(tree.tokens[node] for node in verdict.path), verdict.token])
                 asked.update(plan.asked)
+                scored += 1
+        if scored:
+            self._handling = _blend(self._handling, self._chosen + (self._clock() - began) / scored)
         self._plans = {}
         self._passes += 1
         for drafter in self._drafters:
