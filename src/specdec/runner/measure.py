@@ -48,7 +48,7 @@ ROUNDS = 12
 LIMIT = 1.2
 """Most rounds, and seconds after which no further pass is begun."""
 
-STEADY = 1.15
+STEADY = 1.5
 """Where the two fastest passes of a size differ by more than this, the machine was busy: the figures are not kept."""
 
 
