@@ -83,7 +83,12 @@ def own_results(results: Mapping[str, Report]) -> dict[str, Report]:
 
 
 def alike(peers: Report, own: Mapping[str, Report]) -> dict[str, Report]:
-    """This engine's results that can stand beside those of other programs: as many requests at once, of the same length."""
+    """This engine's results that can stand beside those of other programs: as many requests at once, of the same length.
+
+    None where the comparison measured this engine itself: only what ran in turns is compared.
+    """
+    if any(mode.startswith("specdec ") for mode in peers.modes):
+        return {}
     asked = ("concurrency", "max_tokens")
     return {name: r for name, r in own.items() if all(r.fact(fact) == peers.fact(fact) for fact in asked)}
 
@@ -203,6 +208,10 @@ def _peers(peers: Report, own: Mapping[str, Report]) -> str:
         )
         image = f"![tokens per second by program](images/{peers_image(temperature)})"
         parts.append(f"\n### Temperature {temperature:g}\n\n{totals}\n{image}\n\n{by_task}")
+    if rates := sorted(peers.prompt_processing, key=lambda row: -row["tokens_per_second"]):
+        lengths = ", ".join(f"{n:,}" for n in dict.fromkeys(row["prompt_tokens"] for row in rates))
+        table = _table("reading prompts | tokens/s", ([row["mode"], _number(row["tokens_per_second"], 0)] for row in rates))
+        parts.append(f"\n### Prompts of {lengths} tokens\n\nTo the first token, the median of some prompts.\n\n{table}")
     for name, report in own.items():
         if set(report.temperatures) & set(peers.temperatures) and (lines := differences(report, peers)):
             told = "".join(f"- {line}\n" for line in lines)

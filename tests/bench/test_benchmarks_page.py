@@ -98,6 +98,17 @@ def test_only_like_stands_beside_like(page) -> None:
     assert [row[0] for row in table(text, "program")] == ["fast plain", "slow plain"]
 
 
+def test_this_engine_among_others_stands_there_once(page) -> None:
+    """Where the comparison ran this engine too, its own results of another hour do not stand beside the others."""
+    runs = [timing(mode, "chat-1", 10.0) for mode in ("specdec on", "slow plain")]
+    rates = [{"mode": "slow plain", "prompt_tokens": 1000, "seconds": 4.0, "tokens_per_second": 250.0}]
+    mixed = report(*runs, v={}, peak_memory_bytes=None, prompt_processing=tuple(rates))
+    text = page.document({"made": own(), "peers": mixed})
+    assert {row[0] for row in table(text, "program")} == {"specdec on", "slow plain"}
+    assert "### Prompts of 1,000 tokens" in text
+    assert ["slow plain", "250"] in table(text, "reading prompts")
+
+
 def test_several_in_flight(page) -> None:
     """The rate of all requests together: the median of the turns, from their own clock."""
     turns = [
