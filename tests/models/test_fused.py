@@ -134,14 +134,15 @@ def part(linear: Linear, start: int, stop: int, run: NativeKernels) -> Linear:
     return type(linear)(cut, run)
 
 
-def test_what_it_cannot_cut_runs_one_by_one(tmp_path: Path) -> None:
-    """Heads or a feed-forward that do not fall on blocks of channels: the model still runs, by its single operations."""
+def test_what_it_cannot_cut_runs_one_by_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Heads or a feed-forward that do not fall on blocks of channels: the model runs by its single operations, and says so."""
     for settings, reason in (({"head_dim": 24}, "heads of 24"), ({"intermediate_size": 80}, "a feed-forward of 80")):
         folder = tmp_path / reason.replace(" ", "-")
         folder.mkdir()
         model = load_model(resolve(str(tiny(folder, "qwen3", **settings))), "fp32", kernels.select(CPU), CPU)
         assert model._fused is None
         assert reason in (fused.why_not(model._weights()) or "")
+        assert f"operation by operation, more slowly: the fused pass does not take {reason}" in caplog.text
 
 
 def test_bad_rows_are_errors(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from specdec.kernels.base import BlockWeight, DenseWeight
 from specdec.kernels.cpu_rows import RowOps
 from specdec.kernels.fused import DecoderWeights, FusedDecoder, why_not
 from specdec.kernels.library import FULL_NAMES, INT, LONG, POINTER, Library
+
+_log = logging.getLogger(__name__)
 
 
 class NativeKernels(RowOps):
@@ -36,7 +40,10 @@ class NativeKernels(RowOps):
         return y
 
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
-        return None if why_not(weights) else FusedDecoder(self._library, weights)
+        if reason := why_not(weights):
+            _log.warning("passes run operation by operation, more slowly: the fused pass does not take %s", reason)
+            return None
+        return FusedDecoder(self._library, weights)
 
 
 def _check(x: Tensor, k: int) -> int:
