@@ -163,7 +163,7 @@ class FusedDecoder:
             MemoryError: there is none for the activations.
         """
         n_rows, n_wanted = len(tokens), len(wanted)
-        self._check(tokens, cos, sin, angles, rows, wanted, keys, values)
+        self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
         logits = torch.empty(n_wanted, self._vocab_size)
         tapped = {tap: torch.empty(n_wanted, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
@@ -179,31 +179,23 @@ class FusedDecoder:
             raise kind(message)
         return logits, tapped
 
-    def _check(
-        self,
-        tokens: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        angles: Tensor,
-        rows: Rows,
-        wanted: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> None:
+    def _check(self, rows: Rows, **given: Tensor) -> None:
         """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
         check_rows(rows)
         m, (kv_heads, hd) = len(rows), self._kv
+        cos, keys = given["cos"], given["keys"]
         pool = (self._layers, keys.shape[1], kv_heads)
-        expected = (
-            ("tokens", tokens, torch.int64, (m,)),
-            ("wanted", wanted, torch.int64, (len(wanted),)),
-            ("cos", cos, torch.float32, (cos.shape[0], hd // 2)),
-            ("sin", sin, torch.float32, tuple(cos.shape)),
-            ("angles", angles, torch.int64, (m,)),
-            ("keys", keys, torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
-            ("values", values, keys.dtype, (*pool, BLOCK_SIZE, hd)),
-        )
-        for name, x, dtype, shape in expected:
+        expected = {
+            "tokens": (torch.int64, (m,)),
+            "wanted": (torch.int64, (len(given["wanted"]),)),
+            "cos": (torch.float32, (cos.shape[0], hd // 2)),
+            "sin": (torch.float32, tuple(cos.shape)),
+            "angles": (torch.int64, (m,)),
+            "keys": (torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
+            "values": (keys.dtype, (*pool, BLOCK_SIZE, hd)),
+        }
+        for name, (dtype, shape) in expected.items():
+            x = given[name]
             if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
                 raise ValueError(
                     f"{name} must be contiguous {dtype} {list(shape)} on the CPU, got {x.dtype} {list(x.shape)} on {x.device}"
