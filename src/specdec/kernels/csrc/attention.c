@@ -143,18 +143,30 @@ static void common(const Call *c, const Tile *t, int64_t k, int64_t end, int64_t
   if (*to < *from) *from = *to = INT64_MAX;  // nothing in common: every row by itself
 }
 
+// Queries [k, last) row by row: what a row's list holds before the slots [from, to) that all of them see, or what comes after.
+static void weigh_alone(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t last, int64_t from, int64_t to,
+                        int after, int64_t d, int64_t end) {
+  const int64_t per_kv = c->per_kv;
+  for (int64_t r = k, n; r < last; r += n) {
+    const int64_t i = t->first + r / per_kv;
+    n = least(last, (r / per_kv + 1) * per_kv) - r;
+    if (!after) {
+      weigh_slots(c, t, w, r, n, start_of(c, i), least(from, c->prefix[i]), d, end);
+      continue;
+    }
+    weigh_slots(c, t, w, r, n, greatest(to, start_of(c, i)), c->prefix[i], d, end);
+    weigh_path(c, t, w, r, n, d, end);
+  }
+}
+
 // Entries [d, end) of the head of all results: what all rows of a group of queries see in common they pass over together,
 // what comes before and after in the list of one row that row passes over alone.
 static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Work *w, int64_t d, int64_t end) {
-  int64_t per_kv = c->per_kv, from, to, last, n;
+  int64_t from, to, last;
   for (int64_t k = 0; k < t->queries; k = last) {
     last = least(k + MOST, t->queries);
     common(c, t, k, last, &from, &to);
-    for (int64_t r = k; r < last; r += n) {
-      int64_t i = t->first + r / per_kv;
-      n = least(last, (r / per_kv + 1) * per_kv) - r;
-      weigh_slots(c, t, w, r, n, start_of(c, i), least(from, c->prefix[i]), d, end);
-    }
+    weigh_alone(c, t, w, k, last, from, to, 0, d, end);
   }
   for (int64_t slot = t->base; slot < t->hi * BLOCK; slot += SPAN * BLOCK)
     for (int64_t k = 0; k < t->queries; k = last) {
@@ -165,17 +177,12 @@ static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Wor
   for (int64_t k = 0; k < t->queries; k = last) {
     last = least(k + MOST, t->queries);
     common(c, t, k, last, &from, &to);
-    for (int64_t r = k; r < last; r += n) {
-      int64_t i = t->first + r / per_kv;
-      n = least(last, (r / per_kv + 1) * per_kv) - r;
-      weigh_slots(c, t, w, r, n, greatest(to, start_of(c, i)), c->prefix[i], d, end);
-      weigh_path(c, t, w, r, n, d, end);
-    }
+    weigh_alone(c, t, w, k, last, from, to, 1, d, end);
   }
   for (int64_t k = 0; k < t->queries; k++) {
     const float *o = w->o + k * w->ld_o;
     f32x16 inverse = f_set1(1.0f / w->den[k]);
-    float *out = c->out + place(c, t, kv, k, c->kv_heads * per_kv * c->hd);
+    float *out = c->out + place(c, t, kv, k, c->kv_heads * c->per_kv * c->hd);
     for (int64_t e = d; e < end; e += LANES) {
       f32x16 x = f_mul(in_order(f_load(o + e), c->bf16), inverse);
       if (c->hd < LANES) f_store_n(out, x, (int)c->hd);

@@ -42,7 +42,6 @@ typedef struct Run {
   int64_t units, chunks;
 } Run;
 
-
 static int has(const Matrix *m, int blocks) {
   for (int64_t i = 0; i < m->n_parts; i++)
     if ((m->parts[i].kind <= Q8) == blocks) return 1;
