@@ -177,7 +177,7 @@ class Forward:
     prompt_rows: tuple[slice, ...] = ()
     """For each span, the rows of ``logits`` that give its scored prompt tokens."""
     taps: dict[int, Tensor] = field(default_factory=dict)
-    """Layer -> [W, d] hidden states that drafters asked for."""
+    """Layer -> [M, d] hidden states that drafters asked for, of every row of the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def test_only_wanted_rows(tmp_path):
     whole = logits_of(model, SHORT)
     logits, taps = model.forward(batch_of(SHORT, wanted=[2, 6]), attention_of(model), taps=(0, 1))
     assert torch.equal(logits, whole[[2, 6]])
-    assert {layer: tuple(tap.shape) for layer, tap in taps.items()} == {0: (2, 64), 1: (2, 64)}
+    assert {layer: tuple(tap.shape) for layer, tap in taps.items()} == {0: (len(SHORT), 64), 1: (len(SHORT), 64)}
 
 
 def test_a_pass_that_wants_nothing_still_stores_its_keys(tmp_path):
@@ -131,9 +131,21 @@ def test_a_pass_that_wants_nothing_still_stores_its_keys(tmp_path):
     model = load(tiny(tmp_path))
     cache = attention_of(model)
     logits, taps = model.forward(batch_of(SHORT[:5], 0, 8, wanted=[]), cache, taps=(0, 1))
-    assert (tuple(logits.shape), tuple(taps[0].shape), tuple(taps[1].shape)) == ((0, 320), (0, 64), (0, 64))
+    assert (tuple(logits.shape), tuple(taps[0].shape), tuple(taps[1].shape)) == ((0, 320), (5, 64), (5, 64))
     rest, _ = model.forward(batch_of(SHORT[5:], 5, 8), cache)
     assert torch.equal(rest, logits_of(model, SHORT)[5:])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_taps_hold_every_row_whichever_are_wanted(tmp_path, fused):
+    """Drafters learn from prompt rows too, whose logits nobody wants; the logits stay those of the wanted rows."""
+    model = load(tiny(tmp_path))
+    model._fused = model._fused if fused else None
+    whole, all_taps = model.forward(batch_of(SHORT), attention_of(model), taps=(0, 1))
+    for wanted in ([], [2, 6]):
+        logits, taps = model.forward(batch_of(SHORT, wanted=wanted), attention_of(model), taps=(0, 1))
+        assert torch.equal(logits, whole[wanted])
+        assert all(torch.equal(taps[layer], all_taps[layer]) for layer in (0, 1))
 
 
 def test_taps_are_the_hidden_states_of_transformers(tmp_path):

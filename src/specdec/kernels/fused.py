@@ -153,10 +153,10 @@ class FusedDecoder:
             rows: where each row's key and value go, and what it sees.
             wanted: int64 [W], increasing: rows whose logits are wanted.
             keys, values: the pool of all layers, [layers, blocks, KV, hd, 16] and [layers, blocks, KV, 16, hd].
-            taps: layers whose output is wanted.
+            taps: layers whose output is wanted, of every row.
 
         Returns:
-            logits [W, V] float32, and for each tap [W, d] float32.
+            logits [W, V] float32, and for each tap [M, d] float32.
 
         Raises:
             IndexError: a row, block or token that does not exist.
@@ -165,7 +165,7 @@ class FusedDecoder:
         n_rows, n_wanted = len(tokens), len(wanted)
         self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
         logits = torch.empty(n_wanted, self._vocab_size)
-        tapped = {tap: torch.empty(n_wanted, self._d) for tap in taps}
+        tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
         run = _Pass(
             tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), angles.data_ptr(), cos.shape[0], n_rows,

@@ -67,5 +67,6 @@ class Model(ABC):
         """Run the rows.
 
         Returns:
-            logits [W, V] float32 of the wanted rows, and for each layer in ``taps`` its output hidden states [W, d].
+            logits [W, V] float32 of the wanted rows, and for each layer in ``taps`` the hidden states [M, d] that it
+            gives for every row, before the final norm.
         """

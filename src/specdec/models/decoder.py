@@ -87,7 +87,7 @@ class Decoder(Model):
             qkv = layer.qkv(rms_norm(x, layer.attention_norm, a.rms_eps))
             q, k, v = self._heads(layer, qkv.view(n_rows, -1, a.head_dim), *angles)
             attended = attention(i, q, k, v, batch.rows, self._scale, a.windows[i])  # [M, H * hd]
-            if i == last:  # every row's key and value is stored by now: from here on only the wanted rows matter
+            if i == last and last not in taps:  # every key and value is stored: from here on only the wanted rows matter
                 x, attended = x[batch.wanted], attended[batch.wanted]
                 if not len(x):
                     break
@@ -95,10 +95,11 @@ class Decoder(Model):
             gate_up = layer.gate_up(rms_norm(x, layer.ffn_norm, a.rms_eps))
             x += layer.down(self.kernels.silu_mul(gate_up))
             if i in taps:
-                tapped[i] = x if i == last else x[batch.wanted]  # [W, d]
+                tapped[i] = x.clone()  # [M, d]: the stream goes on in place
+        if last in taps:
+            x = x[batch.wanted]
         if not len(x):
-            empty = x.new_empty(0, a.vocab_size)
-            return empty, dict.fromkeys(taps, x)
+            return x.new_empty(0, a.vocab_size), tapped
         return self.head(rms_norm(x, self.norm, a.rms_eps)), tapped
 
     def _heads(self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -83,7 +83,7 @@ class RecordedRunner(Runner):
         recorded.replay()
         logits, taps = recorded.result
         n = len(batch.wanted)
-        return Forward(to_host(logits[:n]), rows, prompt_rows, {layer: x[:n].clone() for layer, x in taps.items()})
+        return Forward(to_host(logits[:n]), rows, prompt_rows, {layer: x[:n_rows].clone() for layer, x in taps.items()})
 
     def _pass(self, n_rows: int, width: int) -> _Pass:
         key = next(n for n in ROWS if n >= n_rows), max(LEAST_WIDTH, 1 << (width - 1).bit_length())

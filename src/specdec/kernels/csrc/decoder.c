@@ -258,18 +258,19 @@ static int run_layer(Run *run, int64_t i) {
   const Layer *layer = run->layer = d->layers + i;
   const int64_t width = d->heads * d->hd, step = p->n_blocks * d->kv_heads * LANES * d->hd * (p->bf16 ? 2 : 4);
   const int last = i == d->n_layers - 1;
+  float *tap = p->taps ? p->taps[i] : 0;
   run->keys = p->keys + i * step;
   run->values = p->values + i * step;
   prepare(run, &layer->qkv, run->normed, layer->attention_norm);
   announce(&layer->out, 0);
   region(run, &layer->qkv, d->heads + 2 * d->kv_heads, heads);
-  if (last && !p->n_wanted) return OK;
+  if (last && !p->n_wanted && !tap) return OK;
   int wrong = NAME3(attend, SPECDEC_ISA)(run->q, width, run->keys, run->values, (int)p->bf16, p->n_blocks, p->tables,
                                          p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width,
                                          p->n_path, run->attended.x, run->rows, d->heads, d->kv_heads, d->hd, d->scale,
                                          layer->window);
   if (wrong) return wrong;
-  if (last) {  // every key and value is stored by now: from here on only the wanted rows matter
+  if (last && !tap) {  // every key and value is stored by now: from here on only the wanted rows matter
     keep(p, run->x, d->d);
     keep(p, run->attended.x, width);
     run->rows = p->n_wanted;
@@ -282,9 +283,13 @@ static int run_layer(Run *run, int64_t i) {
   region(run, &layer->gate_up, d->ffn / GROUP, gates);
   announce(last ? &d->head : &layer[1].qkv, 0);
   add_product(run, &layer->down, run->hidden);
-  if (p->taps && p->taps[i])
-    for (int64_t w = 0; w < p->n_wanted; w++)
-      memcpy(p->taps[i] + w * d->d, run->x + (last ? w : p->wanted[w]) * d->d, (size_t)d->d * sizeof(float));
+  if (tap) {
+    memcpy(tap, run->x, (size_t)(run->rows * d->d) * sizeof(float));
+    if (last) {
+      keep(p, run->x, d->d);
+      run->rows = p->n_wanted;
+    }
+  }
   return OK;
 }
 

@@ -44,7 +44,7 @@ typedef struct {
   char *keys, *values;  // [layers, n_blocks, KV, hd, 16] and [layers, n_blocks, KV, 16, hd]
   int64_t n_blocks, bf16;
   float *logits;  // [n_wanted, vocabulary]
-  float **taps;   // for each layer null, or [n_wanted, d] for its output
+  float **taps;   // for each layer null, or [rows, d] for its output
 } Pass;
 
 #endif
