@@ -17,7 +17,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 import torch
-from drafters import Trace, read_traces, recorded_top, sequence
+from drafters import Trace, read_traces, recorded_target, sequence
 
 from specdec.bench.provenance import provenance
 from specdec.config import SpeculationConfig
@@ -96,7 +96,7 @@ class Setting:
 
 def drafter_of(setting: Setting, clock: Clock) -> Drafter:
     config = SpeculationConfig.parse(setting.method, **setting.settings)
-    built = build(config, vocab_size=setting.vocabulary, top=recorded_top)
+    built = build(config, recorded_target(setting.vocabulary))
     assert built is not None
     parts = built.drafters if isinstance(built, Merge) else (built,)
     whole = sum(SHARES[part.name] for part in parts)

@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ import torch
 
 from specdec.config import SamplingParams, SpeculationConfig
 from specdec.draft import build
-from specdec.draft.base import Drafter
+from specdec.draft.base import Drafter, Target
 from specdec.metrics.stats import Stats
 from specdec.types import ROOT, Draft, Forward, Sequence, Span, Step, Tree, Verdict
 
@@ -70,6 +71,15 @@ def sequence(number: int, prompt: list[int], end_tokens: frozenset[int]) -> Sequ
 def recorded_top(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """In a replay the rows hold the recorded ids themselves, best first."""
     return logits[:, :k], logits[:, :k].long()
+
+
+def recorded_target(vocab_size: int) -> Target:
+    """What drafters that need no model ask of it."""
+    return Target(
+        cast(Any, SimpleNamespace(shape=SimpleNamespace(vocab_size=vocab_size))),
+        cast(Any, SimpleNamespace(top=recorded_top)),
+        0,
+    )
 
 
 def replay(drafter: Drafter | None, traces: list[Trace], budget: int, cost: Callable[[int], float]) -> dict[str, Tally]:
@@ -180,7 +190,7 @@ def main() -> None:
 
     for method in arguments.drafters.split():
         config = SpeculationConfig.parse(method, **settings)
-        drafter = build(config, vocab_size=arguments.vocabulary, top=recorded_top)
+        drafter = build(config, recorded_target(arguments.vocabulary))
         if arguments.what == "time":
             if drafter:
                 first, propose, observe = microseconds(drafter, arguments.vocabulary, arguments.context)

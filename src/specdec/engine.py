@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec import attention, draft
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
-from specdec.draft.base import Drafter
+from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
@@ -65,7 +65,7 @@ class Engine:
         self.model = model
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
-        self.drafter = drafter or draft.build(speculation, vocab_size=shape.vocab_size, top=kernels.top)
+        self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks))
         self.scheduler = Scheduler(
             self.allocator,
             max_sequences=config.max_sequences,

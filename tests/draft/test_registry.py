@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from drafting import paths, propose, run_pass, sequence
 
 from specdec.config import DRAFTERS, SpeculationConfig
 from specdec.draft import build
+from specdec.draft.base import Target
 from specdec.draft.merge import Merge
 
 
@@ -16,19 +19,23 @@ def top(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
+TARGET = Target(SimpleNamespace(shape=SimpleNamespace(vocab_size=50)), SimpleNamespace(top=top), 0)
+"""All that drafters without weights ask of it."""
+
+
 def test_no_drafter_is_plain_decoding() -> None:
-    assert build(SpeculationConfig.parse("off"), vocab_size=50, top=top) is None
+    assert build(SpeculationConfig.parse("off"), TARGET) is None
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_name_is_known_and_alone_it_stays_alone(name: str) -> None:
-    drafter = build(SpeculationConfig.parse(name), vocab_size=50, top=top)
+    drafter = build(SpeculationConfig.parse(name), TARGET)
     assert drafter is not None
     assert drafter.name == name
 
 
 def test_several_are_merged_in_the_order_of_the_configuration() -> None:
-    drafter = build(SpeculationConfig.parse("recycling,ngram,suffix"), vocab_size=50, top=top)
+    drafter = build(SpeculationConfig.parse("recycling,ngram,suffix"), TARGET)
     assert isinstance(drafter, Merge)
     assert [part.name for part in drafter.drafters] == ["recycling", "ngram", "suffix"]
 
@@ -36,7 +43,7 @@ def test_several_are_merged_in_the_order_of_the_configuration() -> None:
 def test_together_they_copy_by_suffix_and_add_what_the_target_thought() -> None:
     """The suffix drafter's path comes first; recycling adds the target's own second guess beside it."""
     config = SpeculationConfig(drafters=("suffix", "recycling"), recycling_min_probability=0.05)
-    drafter = build(config, vocab_size=50, top=top)
+    drafter = build(config, TARGET)
     assert drafter is not None
     row = sequence([10, 11, 12, 13, 14, 15, 10])
     logits = torch.zeros(1, 50)

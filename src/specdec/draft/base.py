@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
+from specdec.kernels.base import Kernels
+from specdec.models.base import Model
 from specdec.types import Draft, Forward, Sequence, Step, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What drafters may use of the model that they draft for."""
+
+    model: Model
+    kernels: Kernels
+    n_blocks: int
+    """Blocks of its pool: a drafter that keeps keys and values keeps them under the same block numbers."""
 
 
 class Drafter(ABC):

@@ -1,0 +1,261 @@
+"""The modules of trained drafters, once: training runs them on batches of text, drafting on the rows of a pass.
+
+None of them owns an embedding or an output matrix: both are the target's, the output matrix cut to ``HeadConfig.vocabulary``
+where there is one (FR-Spec, Zhao et al., arXiv 2502.14856). Hidden states of the target are called *features*: the outputs
+of the layers ``HeadConfig.taps``, side by side.
+
+Written as x_i for the token at position i, e(x) for its embedding and f_i for the features of the row that holds x_i, whose
+logits are the target's opinion of x_{i+1}:
+
+- A Medusa head (Cai et al., arXiv 2401.10774) says what comes after: head k, counted from 0, gives x_{i+2+k} from f_i.
+- A recurrent head gives x_{i+2} from f_i and e(x_{i+1}), then x_{i+3} from its own state and e(x_{i+2}), and so on: EAGLE
+  (Li et al., arXiv 2401.15077, 2406.16858), EAGLE-3 (2503.01840) and the modules of multi-token prediction (DeepSeek-V3,
+  2412.19437).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.config import ConfigError
+
+HeadKind = Literal["medusa", "eagle", "eagle3", "mtp"]
+Correction = Literal["none", "markov", "hydra"]
+
+Attend = Callable[[Tensor], Tensor]
+"""qkv [..., (H + 2 KV) * hd], not yet rotated -> attended [..., H * hd]. Positions and what a row sees are the caller's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """What a trained drafter is made of; with the target's embedding and output matrix it says everything.
+
+    Raises:
+        ConfigError: values that do not go together.
+    """
+
+    kind: HeadKind
+    hidden_size: int
+    """Of the target, and of the head."""
+    vocab_size: int
+    """Of the target."""
+    taps: tuple[int, ...]
+    """Layers of the target whose outputs are the features; the last one is counted like any other."""
+    normed: bool = False
+    """The feature is taken after the target's final norm (then the only tap is its last layer)."""
+    vocabulary: int | None = None
+    """How many tokens the head can draft; None: all of them."""
+    rms_eps: float = 1e-5
+
+    depth: int = 4
+    """Medusa: heads. MTP: modules, the last of which is applied again for greater depths. EAGLE: steps it was trained for."""
+
+    blocks: int = 1
+    """Medusa: residual blocks in each head."""
+    correction: Correction = "none"
+    """Medusa: what a head sees of the tokens between the feature and its own: nothing; the one before, as a bias of low rank
+    on the logits (DSpark's Markov head, DeepSpec 2026); or all of their embeddings (Hydra, Ankner et al., arXiv 2402.05109)."""
+    rank: int = 64
+    """Medusa: rank of the Markov bias."""
+
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    ffn_size: int = 0
+    rope_theta: float = 10_000.0
+    fc_bias: bool = False
+    """EAGLE-1 and -2: the product that joins embedding and feature has a bias."""
+    hidden_first: bool = False
+    """MTP: features come before the embedding where both are joined (the paper's order; checkpoints have the other)."""
+
+    def __post_init__(self) -> None:
+        if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
+            raise ConfigError(f"taps must be layers in increasing order, got {self.taps}")
+        if self.normed and len(self.taps) != 1:
+            raise ConfigError(f"only the last layer's output can be normed, got taps {self.taps}")
+        if self.kind != "eagle3" and len(self.taps) != 1:
+            raise ConfigError(f"a head of kind {self.kind} takes one tap, got {self.taps}")
+        if self.kind != "medusa" and not (self.n_heads and self.n_kv_heads and self.head_dim and self.ffn_size):
+            raise ConfigError(f"a head of kind {self.kind} needs n_heads, n_kv_heads, head_dim and ffn_size")
+        if self.depth < 1 or self.blocks < 1 or (self.vocabulary is not None and not 1 <= self.vocabulary <= self.vocab_size):
+            raise ConfigError("depth and blocks must be at least 1, and vocabulary between 1 and vocab_size")
+
+    @property
+    def recurrent(self) -> bool:
+        return self.kind != "medusa"
+
+    @property
+    def n_modules(self) -> int:
+        """Decoder layers, each with keys and values of its own."""
+        return 0 if self.kind == "medusa" else self.depth if self.kind == "mtp" else 1
+
+
+class Norm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Block(nn.Module):
+    """x + SiLU(W x + b): one residual block of a Medusa head, which at first changes nothing."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class Markov(nn.Module):
+    """What the token before says about the next one, as a bias of low rank on the logits: W2 W1[x]."""
+
+    def __init__(self, vocab_size: int, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.first = nn.Embedding(vocab_size, rank)
+        self.second = nn.Linear(rank, vocabulary, bias=False)
+        nn.init.normal_(self.first.weight, std=0.02)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, previous: Tensor) -> Tensor:
+        """previous: token ids [...] -> [..., vocabulary]"""
+        bias: Tensor = self.second(self.first(previous))
+        return bias
+
+
+class MedusaHead(nn.Module):
+    """Heads over the last feature, each for one position ahead."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.hidden_size
+        self.heads = nn.ModuleList(nn.Sequential(*(Block(d) for _ in range(config.blocks))) for _ in range(config.depth))
+        self.markov: nn.ModuleList | None = None
+        self.joins: nn.ModuleList | None = None
+        if config.correction == "markov":
+            size = config.vocabulary or config.vocab_size
+            self.markov = nn.ModuleList([Markov(config.vocab_size, config.rank, size)])  # one for all heads
+        if config.correction == "hydra":
+            joins = [nn.Linear((k + 1) * d, d, bias=False) for k in range(config.depth)]
+            for join in joins:
+                nn.init.zeros_(join.weight)
+            self.joins = nn.ModuleList(joins)
+
+    def forward(self, k: int, feature: Tensor, between: Tensor | None = None) -> Tensor:
+        """The state of head k, which the output matrix multiplies.
+
+        Args:
+            feature: [..., d], f_i.
+            between: [..., (k + 1) * d], e(x_{i+1}), ..., e(x_{i+1+k}) side by side, where the correction is ``hydra``.
+
+        Returns:
+            [..., d]; times the output matrix it gives the logits of x_{i+2+k}, the Markov bias of x_{i+1+k} still to be added.
+        """
+        if self.joins is not None:
+            if between is None:
+                raise ValueError("a Hydra head needs the embeddings of the tokens that it follows")
+            feature = feature + self.joins[k](between)
+        state: Tensor = self.heads[k](feature)
+        return state
+
+    def bias(self, previous: Tensor) -> Tensor | None:
+        """Token ids [...], x_{i+1+k} -> what is added to the logits of x_{i+2+k}, [..., vocabulary]; None for nothing."""
+        return None if self.markov is None else self.markov[0](previous)
+
+
+class DraftLayer(nn.Module):
+    """A decoder layer whose queries, keys and values may be computed from more than its residual stream."""
+
+    def __init__(self, config: HeadConfig, inputs: int) -> None:
+        super().__init__()
+        d, q, kv = config.hidden_size, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.qkv = nn.Linear(inputs, q + 2 * kv, bias=False)
+        self.out = nn.Linear(q, d, bias=False)
+        self.ffn_norm = Norm(d, config.rms_eps)
+        self.gate_up = nn.Linear(d, 2 * config.ffn_size, bias=False)
+        self.down = nn.Linear(config.ffn_size, d, bias=False)
+
+    def forward(self, x: Tensor, inputs: Tensor, attend: Attend) -> Tensor:
+        """x [..., d] the residual stream, inputs [..., width] -> [..., d]"""
+        x = x + self.out(attend(self.qkv(inputs)))
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
+        y: Tensor = x + self.down(F.silu(gate) * up)
+        return y
+
+
+class RecurrentHead(nn.Module):
+    """EAGLE, EAGLE-3 or the modules of multi-token prediction."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, kind, eps = config.hidden_size, config.kind, config.rms_eps
+        n = config.n_modules
+        self.fuse = nn.Linear(len(config.taps) * d, d, bias=False) if kind == "eagle3" else nn.Identity()
+        self.joins = nn.ModuleList()
+        """Per module: embedding and state to one vector (eagle, mtp)."""
+        self.embedding_norms = nn.ModuleList()
+        self.state_norms = nn.ModuleList()
+        self.input_norms = nn.ModuleList()
+        """Per module, before attention (mtp)."""
+        self.norms = nn.ModuleList()
+        """Per module, before the output matrix; EAGLE-1's states need none: they imitate what the target's norm gives."""
+        if kind != "eagle3":
+            self.joins.extend(nn.Linear(2 * d, d, bias=config.fc_bias) for _ in range(n))
+        if kind != "eagle":
+            for norms in (self.embedding_norms, self.state_norms, self.norms):
+                norms.extend(Norm(d, eps) for _ in range(n))
+        if kind == "mtp":
+            self.input_norms.extend(Norm(d, eps) for _ in range(n))
+        self.layers = nn.ModuleList(DraftLayer(config, 2 * d if kind == "eagle3" else d) for _ in range(n))
+
+    def module(self, step: int) -> int:
+        """Which module makes a given step, counted from 0: the last one goes on for ever."""
+        return min(step, self.config.n_modules - 1)
+
+    def start(self, features: Tensor) -> Tensor:
+        """features [..., taps * d] -> the state [..., d] that the first step starts from."""
+        state: Tensor = self.fuse(features)
+        return state
+
+    def forward(self, embedded: Tensor, state: Tensor, attend: Attend, module: int = 0) -> Tensor:
+        """One step: e(x_{j+1}) and the state of position j, both [..., d] -> the new state [..., d]."""
+        kind = self.config.kind
+        if kind == "eagle3":
+            inputs = torch.cat([self.embedding_norms[module](embedded), self.state_norms[module](state)], -1)
+            new: Tensor = self.layers[module](state, inputs, attend)
+            return new
+        if kind == "mtp":
+            embedded, state = self.embedding_norms[module](embedded), self.state_norms[module](state)
+        pair = [state, embedded] if self.config.hidden_first else [embedded, state]
+        x = self.joins[module](torch.cat(pair, -1))
+        inputs = self.input_norms[module](x) if kind == "mtp" else x
+        after: Tensor = self.layers[module](x, inputs, attend)
+        return after
+
+    def ready(self, state: Tensor, module: int = 0) -> Tensor:
+        """What the output matrix multiplies: it gives the logits of x_{j+2}."""
+        return state if self.config.kind == "eagle" else self.norms[module](state)
+
+
+Head = MedusaHead | RecurrentHead
+
+
+def make_head(config: HeadConfig) -> Head:
+    """A head that has not been trained."""
+    return RecurrentHead(config) if config.recurrent else MedusaHead(config)
