@@ -24,6 +24,7 @@ from transformers import (
 
 from specdec import sampling
 from specdec.config import SamplingParams
+from specdec.kernels import select
 from specdec.kernels.base import gumbel
 from specdec.sampling import LOGPROB_FLOOR, History, SamplingError, choose, derive_seed, draw, greedy, logprob, warp
 
@@ -368,18 +369,35 @@ def test_choose_draws_at_the_position_of_the_token() -> None:
     assert len({choose(z, params, history, (), seed) for seed in range(40)}) > 3
 
 
-def test_draw_asks_the_kernels_for_the_race() -> None:
+def test_choose_asks_the_kernels_for_the_race() -> None:
+    """Where every token stays possible they race on the logits as they are; after a filter, on the law that is left."""
+
     class Race:
-        def race(self, logp: Tensor, seed: int, position: int) -> int:
-            self.asked = (logp, seed, position)
+        def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+            self.asked = (z, seed, position, temperature)
             return 2
 
     kernels: Any = Race()
-    assert choose(row(0.5, 0.3, 0.2), SamplingParams(), History([0]), (1,), seed=4, kernels=kernels) == 2
-    logp, seed, position = kernels.asked
-    assert (seed, position) == (4, 2)
-    assert logp.dtype == torch.float64
-    assert logp.exp().tolist() == pytest.approx([0.5, 0.3, 0.2])
+    logits = row(0.5, 0.3, 0.2)
+    assert choose(logits, SamplingParams(temperature=0.6), History([0]), (1,), seed=4, kernels=kernels) == 2
+    z, *rest = kernels.asked
+    assert torch.equal(z, logits)
+    assert rest == [4, 2, 0.6]
+    assert choose(logits, SamplingParams(top_k=2), History([0]), (1,), seed=4, kernels=kernels) == 2
+    law, *rest = kernels.asked
+    assert law.exp().tolist() == pytest.approx([0.625, 0.375, 0])
+    assert rest == [4, 2, 1.0]
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 1.7])
+def test_the_race_draws_what_the_definition_draws(filters: dict[str, float], temperature: float) -> None:
+    """With kernels and without: the same token at every position."""
+    params = SamplingParams(temperature=temperature, **filters)
+    logits, history = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 3, History([3, 5])
+    native = select(torch.device("cpu"))
+    for seed in range(60):
+        assert choose(logits, params, history, (), seed, kernels=native) == choose(logits, params, history, (), seed)
 
 
 def test_derived_seeds_are_distinct_and_the_first_is_the_seed_itself() -> None:

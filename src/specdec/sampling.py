@@ -136,7 +136,11 @@ def warp(
     Raises:
         SamplingError: the logits hold NaN or +inf, or no token is left.
     """
-    z = _processed(logits, params, history, path, end_tokens, mask)
+    return _law(_processed(logits, params, history, path, end_tokens, mask), params, history, path)
+
+
+def _law(z: Floats | NDArray[np.float32], params: SamplingParams, history: History, path: Sequence[int]) -> Tensor:
+    """The law that processed logits [V] give."""
     if params.greedy:
         return _scatter(np.array([_first(z, history, path)]), torch.zeros(1, dtype=torch.float64), len(z))
     best = float(z[_first(z, history, path)])
@@ -194,8 +198,13 @@ def choose(
     """
     if params.greedy:
         return greedy(logits, params, history, path, end_tokens, mask)
-    law = warp(logits, params, history, path, end_tokens, mask)
-    return draw(law, seed, len(history) + len(path), kernels)
+    position = len(history) + len(path)
+    z = _processed(logits, params, history, path, end_tokens, mask)
+    if kernels is not None and params.top_k <= 0 and params.top_p == 1 and params.min_p == 0:
+        # Every token stays in the race, and the argmax needs no normalising.
+        token = kernels.race(torch.from_numpy(z), seed, position, params.temperature)
+        return token if token >= 0 else _first(z, history, path)  # which says what is wrong
+    return draw(_law(z, params, history, path), seed, position, kernels)
 
 
 def derive_seed(seed: int, index: int) -> int:

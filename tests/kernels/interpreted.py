@@ -66,8 +66,8 @@ class OnDevice(Kernels):
     def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return self.kernels.top(logits, k)
 
-    def race(self, logp: Tensor, seed: int, position: int) -> int:
-        return self.kernels.race(logp, seed, position)
+    def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+        return self.kernels.race(z, seed, position, temperature)
 
 
 def _moved(rows: Rows) -> Rows:

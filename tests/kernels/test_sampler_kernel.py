@@ -20,8 +20,9 @@ def brute_top(row: Tensor, k: int) -> list[int]:
     return sorted(range(len(values)), key=lambda i: (-values[i], i))[:k]
 
 
-def brute_race(logp: Tensor, seed: int, position: int) -> int:
-    scores = torch.where(logp == -torch.inf, -torch.inf, logp + gumbel(seed, position, torch.arange(len(logp))))
+def brute_race(z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+    s = (z.double() - z.max().double()) / temperature
+    scores = torch.where(z == -torch.inf, -torch.inf, s + gumbel(seed, position, torch.arange(len(z))))
     return int((scores == scores.max()).nonzero()[0, 0])
 
 
@@ -105,9 +106,11 @@ def test_race_equals_brute_force() -> None:
             for draw in range(16):
                 seed = [draw, 2**63 - 1 - draw, int(torch.randint(2**62, (), generator=chance))][draw % 3]
                 position = [draw, 2**40 + draw][draw % 2]
-                expected = brute_race(logp, seed, position)
-                for kernels in ALL:
-                    assert kernels.race(logp, seed, position) == expected, (kernels.name, n, name, seed, position)
+                for temperature, z in ((1.0, logp), (0.7, logp), (1.3, logp.float() * 4)):
+                    expected = brute_race(z, seed, position, temperature)
+                    for kernels in ALL:
+                        found = kernels.race(z, seed, position, temperature)
+                        assert found == expected, (kernels.name, n, name, seed, position, temperature)
 
 
 @settings(max_examples=200, deadline=None)
@@ -139,6 +142,10 @@ def test_race_draws_by_the_law() -> None:
 
 
 @every
-@pytest.mark.parametrize("bad", [[-torch.inf] * 70, [-1.0] * 69 + [torch.nan], [torch.nan] + [-torch.inf] * 69])
-def test_race_without_a_law_has_no_winner(kernels: Kernels, bad: list[float]) -> None:
-    assert kernels.race(torch.tensor(bad, dtype=torch.float64), 0, 0) == -1
+@pytest.mark.parametrize(
+    "bad",
+    [[-torch.inf] * 70, [-1.0] * 69 + [torch.nan], [torch.nan] + [-torch.inf] * 69, [0.0] * 69 + [torch.inf]],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_race_without_a_law_has_no_winner(kernels: Kernels, bad: list[float], dtype: torch.dtype) -> None:
+    assert kernels.race(torch.tensor(bad, dtype=dtype), 0, 0) == -1

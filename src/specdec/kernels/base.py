@@ -132,11 +132,11 @@ class Kernels(ABC):
         """
 
     @abstractmethod
-    def race(self, logp: Tensor, seed: int, position: int) -> int:
-        """The index of the maximum of logp[v] + gumbel(seed, position, v), logp [V] f64 with -inf allowed; lowest id on ties.
+    def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+        """The index of the maximum of (z[v] - max z) / temperature + gumbel(seed, position, v), lowest id on ties.
 
-        The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter. -1 where every entry is
-        -inf or one is NaN.
+        z [V] f32 or f64 with -inf allowed; the arithmetic is in f64. The noise is the counter-based one of ``gumbel`` below,
+        evaluated only where it can matter. -1 where every entry is -inf, or one is +inf or NaN.
         """
 
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import Kernels, Rows
-from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
+from specdec.kernels.library import DOUBLE, FLOAT, INT, LONG, POINTER, Library
 
 MOST_TOP = 32
 """The longest list that ``top`` keeps."""
@@ -84,7 +84,10 @@ class RowOps(Kernels):
             "attend", p, n, p, p, INT, n, p, n, n, p, p, p, n, p, p, n, n, n, n, FLOAT, n, returns=INT
         )
         self._top = library.function("top", p, n, n, n, p, p)
-        self._race = library.function("race", p, n, n, n, returns=LONG)
+        self._race = {
+            dtype: library.function(name, p, n, DOUBLE, n, n, returns=LONG)
+            for dtype, name in ((torch.float32, "race_f32"), (torch.float64, "race_f64"))
+        }
         self._rows: tuple[Rows | None, tuple[int, ...], tuple[int, ...]] = None, (), ()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -161,5 +164,6 @@ class RowOps(Kernels):
         self._top(logits.data_ptr(), w, n, k, values.data_ptr(), ids.data_ptr())
         return values, ids
 
-    def race(self, logp: Tensor, seed: int, position: int) -> int:
-        return self._race(_check("logp", logp, torch.float64).data_ptr(), logp.numel(), seed, position)
+    def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+        dtype = torch.float64 if z.dtype is torch.float64 else torch.float32
+        return self._race[dtype](_check("z", z, dtype).data_ptr(), z.numel(), temperature, seed, position)

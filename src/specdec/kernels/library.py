@@ -16,7 +16,8 @@ ISAS = ("c", "avx2", "avx512", "amx")
 """Instruction sets, plainest first; the position is the bit in dispatch.c's masks."""
 FULL_NAMES = {"c": "c", "avx2": "avx2", "avx512": "avx512-vnni", "amx": "amx-int8"}
 
-POINTER, INT, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+FLOAT, DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class KernelError(RuntimeError):

@@ -94,9 +94,10 @@ class PortableRowOps(Kernels):
                 values[i, 0] = torch.nan
         return values, ids
 
-    def race(self, logp: Tensor, seed: int, position: int) -> int:
-        alive = torch.nonzero(logp > -torch.inf).flatten()
-        if logp.isnan().any() or not len(alive):
+    def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+        alive = torch.nonzero(z > -torch.inf).flatten()
+        if z.isnan().any() or not len(alive) or z.max() == torch.inf:
             return -1
-        scores = logp[alive] + gumbel(seed, position, alive)
+        z = z[alive].double()
+        scores = (z - z.max()) / temperature + gumbel(seed, position, alive)
         return int(alive[torch.nonzero(scores == scores.max())[0, 0]])

@@ -148,8 +148,8 @@ class TritonKernels(Kernels):
     def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return self._host.top(logits.cpu(), k)
 
-    def race(self, logp: Tensor, seed: int, position: int) -> int:
-        return self._host.race(logp.cpu(), seed, position)
+    def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
+        return self._host.race(z.cpu(), seed, position, temperature)
 
 
 def _add(parts: Tensor) -> Tensor:

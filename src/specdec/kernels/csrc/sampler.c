@@ -78,6 +78,8 @@ KERNEL(void, top)(const float *x, int64_t rows, int64_t n, int64_t k, float *val
 #define RACE 64      // tokens that share one bound, or a multiple of that many where the vocabulary has more than
 #define BLOCKS 4096  // such blocks
 
+typedef uint64_t u64x4 __attribute__((vector_size(32)));
+
 // The finaliser of splitmix64 (Steele, Lea, Flood 2014), in two steps: the second leaves the first 31 bits as they are.
 ALWAYS uint64_t mix_most(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -88,69 +90,93 @@ ALWAYS uint64_t mix(uint64_t x) { return mix_rest(mix_most(x)); }
 
 ALWAYS double noise(uint64_t h) { return -log(-log(((double)(h >> 11) + 0.5) * 0x1p-53)); }
 
-// Largest of n log-probabilities; *nan is set where one is not a number.
-ALWAYS double block_max(const double *x, int64_t n, int64_t *nan) {
-  double most[8];
-  int64_t odd[8] = {0}, i = 0;
-  for (int l = 0; l < 8; l++) most[l] = -INFINITY;
-  for (; i + 8 <= n; i += 8)
-    for (int l = 0; l < 8; l++) {
-      most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
-      odd[l] |= x[i + l] != x[i + l];
-    }
-  for (; i < n; i++) {
-    most[0] = x[i] > most[0] ? x[i] : most[0];
-    odd[0] |= x[i] != x[i];
+// Has one of RACE tokens, the first of which has the number `first`, a hash that begins with all ones of the mask?
+ALWAYS int any_begins(uint64_t key, uint64_t first, uint64_t mask) {
+  u64x4 x = {first, first + 1, first + 2, first + 3}, found = {0};
+  x = key + GOLDEN * x;
+#pragma GCC unroll 4
+  for (int k = 0; k < RACE; k += 4) {
+    u64x4 h = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+    found |= (u64x4)((h & mask) == mask);
+    x += 4 * GOLDEN;
   }
-  for (int l = 1; l < 8; l++) {
-    most[0] = most[l] > most[0] ? most[l] : most[0];
-    odd[0] |= odd[l];
-  }
-  *nan |= odd[0];
-  return most[0];
+  return (found[0] | found[1] | found[2] | found[3]) != 0;
 }
 
-// The index of the largest logp[v] + g(v), the lowest one on a tie; -1 where every entry is -inf or one is not a number.
+// race_f32 and race_f64: the index of the largest (z[v] - max z) / temperature + g(v), the lowest one on a tie; -1 where no
+// entry is finite, or one is +inf or not a number. Below, s[v] is the first of these terms, at most 0.
 //
 // Most tokens need their hash h but no logarithm. Let h start with L ones, L < 53. Then u <= 1 - 2^-(L+1): the 53 bits
 // h >> 11 are at most 2^53 - 2^(52-L) - 1, and adding 1/2 in double rounds to no more than the next integer. As
 // -log(u) > 1 - u, g = -log(-log(u)) < -log(1 - u) <= (L + 1) log 2, and a factor of 1 + 1e-9 covers the rounding of two
-// logarithms. A token therefore loses to `best` unless (L + 1) log 2 >= best - logp[v], that is unless h has at least
-// ceil((best - logp[v]) / log 2) - 1 leading ones: one comparison with a constant, found once for the largest logp of a
-// block. No more than 31 are demanded: so many survive the last step of the hash, which is then left to the few that pass.
-// The race starts at the most likely token, so that `best` is high from the beginning.
-KERNEL(int64_t, race)(const double *logp, int64_t n, int64_t seed, int64_t position) {
-  const double unit = 0.6931471805599453 * (1 + 1e-9);
-  uint64_t key = mix((uint64_t)seed + GOLDEN * (uint64_t)(position + 1));
-  double most = -INFINITY, maxima[BLOCKS];
-  int64_t nan = 0, first = 0, size = RACE * ((n + RACE * BLOCKS - 1) / (RACE * BLOCKS));
-  for (int64_t b = 0; b * size < n; b++) {
-    maxima[b] = block_max(logp + b * size, n - b * size < size ? n - b * size : size, &nan);
-    if (maxima[b] > most) {
-      most = maxima[b];
-      first = b * size;
-    }
+// logarithms. A token therefore loses to `best` unless (L + 1) log 2 >= best - s[v], that is unless h has at least
+// ceil((best - s[v]) / log 2) - 1 leading ones: one comparison with a constant, found once for the largest s of a block. No
+// more than 31 are demanded: so many survive the last step of the hash, which is then left to the few that pass. The race
+// starts at the most likely token, so that `best` is high from the beginning.
+#define DEFINE_RACE(name, real, integer)                                                                 \
+  typedef real name##_reals __attribute__((vector_size(32)));                                            \
+  typedef integer name##_bits __attribute__((vector_size(32)));                                          \
+  ALWAYS real name##_max(const real *z, int64_t n, int64_t *nan) {                                       \
+    enum { WIDE = 32 / sizeof(real) };                                                                   \
+    name##_reals most, v;                                                                                \
+    name##_bits odd = {0};                                                                               \
+    int64_t i = 0;                                                                                       \
+    for (int l = 0; l < WIDE; l++) most[l] = -INFINITY;                                                  \
+    for (; i + WIDE <= n; i += WIDE) {                                                                   \
+      memcpy(&v, z + i, sizeof v);                                                                       \
+      name##_bits larger = v > most;                                                                     \
+      most = (name##_reals)(((name##_bits)v & larger) | ((name##_bits)most & ~larger));                  \
+      odd |= v != v;                                                                                     \
+    }                                                                                                    \
+    real best = -INFINITY;                                                                               \
+    for (; i < n; i++) {                                                                                 \
+      best = z[i] > best ? z[i] : best;                                                                  \
+      *nan |= z[i] != z[i];                                                                              \
+    }                                                                                                    \
+    for (int l = 0; l < WIDE; l++) {                                                                     \
+      best = most[l] > best ? most[l] : best;                                                            \
+      *nan |= odd[l];                                                                                    \
+    }                                                                                                    \
+    return best;                                                                                         \
+  }                                                                                                      \
+  KERNEL(int64_t, name)(const real *z, int64_t n, double temperature, int64_t seed, int64_t position) {  \
+    const double unit = 0.6931471805599453 * (1 + 1e-9);                                                 \
+    uint64_t key = mix((uint64_t)seed + GOLDEN * (uint64_t)(position + 1));                              \
+    real most = -INFINITY, maxima[BLOCKS];                                                               \
+    int64_t nan = 0, first = 0, size = RACE * ((n + RACE * BLOCKS - 1) / (RACE * BLOCKS));               \
+    for (int64_t b = 0; b * size < n; b++) {                                                             \
+      maxima[b] = name##_max(z + b * size, n - b * size < size ? n - b * size : size, &nan);             \
+      if (maxima[b] > most) {                                                                            \
+        most = maxima[b];                                                                                \
+        first = b * size;                                                                                \
+      }                                                                                                  \
+    }                                                                                                    \
+    if (nan || most == -INFINITY || most == INFINITY) return -1;                                         \
+    int64_t winner = first;                                                                              \
+    while (z[winner] != most) winner++;                                                                  \
+    double best = noise(mix(key + GOLDEN * (uint64_t)(winner + 1)));                                     \
+    for (int64_t b = 0; b * size < n; b++) {                                                             \
+      if (maxima[b] == -INFINITY) continue;                                                              \
+      /* The integer part of the demand is ceil(x) - 1 of the exact quotient, or less. */                \
+      double demand = (best - ((double)maxima[b] - (double)most) / temperature) / unit - 1e-9;           \
+      int ones = demand > 31 ? 31 : demand > 0 ? (int)demand : 0;                                        \
+      uint64_t mask = ~(~(uint64_t)0 >> ones);                                                           \
+      int64_t end = (b + 1) * size < n ? (b + 1) * size : n;                                             \
+      for (int64_t v = b * size; v < end; v += RACE) {                                                   \
+        if (!any_begins(key, (uint64_t)(v + 1), mask)) continue;                                         \
+        for (int64_t w = v; w < end && w < v + RACE; w++) {                                              \
+          uint64_t h = mix_most(key + GOLDEN * (uint64_t)(w + 1));                                       \
+          if ((h & mask) != mask || z[w] == -INFINITY) continue;                                         \
+          double score = ((double)z[w] - (double)most) / temperature + noise(mix_rest(h));               \
+          if (score > best || (score == best && w < winner)) {                                           \
+            best = score;                                                                                \
+            winner = w;                                                                                  \
+          }                                                                                              \
+        }                                                                                                \
+      }                                                                                                  \
+    }                                                                                                    \
+    return winner;                                                                                       \
   }
-  if (nan || most == -INFINITY) return -1;
-  int64_t winner = first;
-  while (logp[winner] != most) winner++;
-  double best = most + noise(mix(key + GOLDEN * (uint64_t)(winner + 1)));
-  for (int64_t b = 0; b * size < n; b++) {
-    if (maxima[b] == -INFINITY) continue;
-    double demand = (best - maxima[b]) / unit - 1e-9;  // its integer part is ceil(x) - 1 of the exact quotient, or less
-    int ones = demand > 31 ? 31 : demand > 0 ? (int)demand : 0;
-    uint64_t least = ~(~(uint64_t)0 >> ones);
-    int64_t end = (b + 1) * size < n ? (b + 1) * size : n;
-#pragma GCC unroll 4
-    for (int64_t v = b * size; v < end; v++) {
-      uint64_t h = mix_most(key + GOLDEN * (uint64_t)(v + 1));
-      if (h < least || logp[v] == -INFINITY) continue;
-      double score = logp[v] + noise(mix_rest(h));
-      if (score > best || (score == best && v < winner)) {
-        best = score;
-        winner = v;
-      }
-    }
-  }
-  return winner;
-}
+DEFINE_RACE(race_f32, float, int32_t)
+DEFINE_RACE(race_f64, double, int64_t)
