@@ -64,17 +64,17 @@ def candidates(
     """
     warm = any(temperatures)
     _, best = kernels.top(logits, min(WIDTH, logits.shape[1]) if warm else k)
-    mass = torch.softmax(logits, 1).gather(1, best).numpy()
+    logp = torch.log_softmax(logits, 1).gather(1, best).double().numpy()
     ids: Ids = best.numpy()
     tokens = ids if vocabulary is None else vocabulary[ids]
     if not warm:
-        return tokens, mass.astype(np.float64)
+        return tokens, np.exp(logp)
     heat = np.array(temperatures)
-    scores = np.log(mass, dtype=np.float64) + heat[:, None] * noise(seeds, positions, tokens)
+    scores = logp + heat[:, None] * noise(seeds, positions, tokens)
     order = np.argsort(-scores, 1, kind="stable")[:, :k]
     rows = np.arange(len(order))[:, None]
     most = scores[rows, order[:, :1]]
-    rest = np.log(np.maximum(1 - mass.sum(1), 1e-9)) + _spread(heat)
+    rest = np.log(np.maximum(1 - np.exp(logp).sum(1), 1e-9)) + _spread(heat)
     total = np.exp(scores - most).sum(1) + np.exp(rest - most[:, 0])
     return tokens[rows, order], np.exp(scores[rows, order] - most) / total[:, None]
 
