@@ -73,8 +73,8 @@ def candidates(
     scores = logp + heat[:, None] * noise(seeds, positions, tokens)
     order = np.argsort(-scores, 1, kind="stable")[:, :k]
     rows = np.arange(len(order))[:, None]
-    most = scores[rows, order[:, :1]]
     rest = np.log(np.maximum(1 - np.exp(logp).sum(1), 1e-9)) + _spread(heat)
+    most = np.maximum(scores[rows[:, 0], order[:, 0]], rest)[:, None]
     total = np.exp(scores - most).sum(1) + np.exp(rest - most[:, 0])
     return tokens[rows, order], np.exp(scores[rows, order] - most) / total[:, None]
 
