@@ -38,37 +38,40 @@ class Lines:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def committed(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Rows of a sequence's committed tokens [start, stop); what follows is of the same sequence until the next call."""
+    def begin(self, sequence: Sequence) -> None:
+        """What follows, until the next call, are rows of this sequence; some must."""
+        self._sequence = sequence
         self.tables.append(sequence.table.blocks)
-        self.tokens += sequence.tokens[start:stop]
+
+    def committed(self, start: int, stop: int) -> None:
+        """Rows of committed tokens [start, stop)."""
+        self.tokens += self._sequence.tokens[start:stop]
         self.positions += range(start, stop)
         self.slot += range(start, stop)
         self.prefix += range(start + 1, stop + 1)
         self.path += [[]] * (stop - start)
-        self._done(sequence)
+        self._done()
 
-    def drafted(self, sequence: Sequence, tokens: Iterable[int], slots: Iterable[int], paths: Iterable[Many[int]]) -> None:
-        """Rows of drafted tokens of the sequence that came last.
+    def drafted(self, tokens: Iterable[int], paths: Iterable[Many[int]]) -> None:
+        """Rows of drafted tokens.
 
         Args:
-            slots: where each goes.
-            paths: the slots that each sees past the committed tokens: its ancestors' and its own, root first.
+            paths: the slots that each sees past the committed tokens, root first: its ancestors' and the one that it goes to.
         """
-        stop = len(sequence.tokens)
+        stop = len(self._sequence.tokens)
         self.tokens += tokens
-        self.slot += slots
         for path in paths:
-            n = len(path)
+            n, last = len(path), path[-1]
             self.positions.append(stop + n - 1)
-            in_line = path[-1] == stop + n - 1  # slots only grow along a path: these are all that follow the committed ones
+            self.slot.append(last)
+            in_line = last == stop + n - 1  # slots only grow along a path: these are all that follow the committed ones
             self.prefix.append(stop + n if in_line else stop)
             self.path.append([] if in_line else [*path])
-        self._done(sequence)
+        self._done()
 
-    def _done(self, sequence: Sequence) -> None:
+    def _done(self) -> None:
         new = self.positions[len(self.lengths) :]
-        self.lengths += [max(sequence.n_prompt, position + 1) for position in new]
+        self.lengths += [max(self._sequence.n_prompt, position + 1) for position in new]
         self.owner += [len(self.tables) - 1] * len(new)
 
     def batch(self, device: torch.device) -> Batch:
@@ -126,10 +129,9 @@ def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
             lines.wanted += range(first_row + stop - 1 - start, first_row + span.n_rows)
         scoring.append(slice(scored, first))
         verified.append(slice(first, len(lines.wanted)))
-        lines.committed(sequence, start, stop)
-        if len(tree):
-            paths = [[stop + node for node in nodes] for nodes in ancestors(tree)]
-            lines.drafted(sequence, tree.tokens, range(stop, stop + len(tree)), paths)
+        lines.begin(sequence)
+        lines.committed(start, stop)
+        lines.drafted(tree.tokens, ([stop + node for node in nodes] for nodes in ancestors(tree)))
     return lines, tuple(verified), tuple(scoring)
 
 
