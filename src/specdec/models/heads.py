@@ -1,8 +1,8 @@
 """The modules of trained drafters, once: training runs them on batches of text, drafting on the rows of a pass.
 
-None of them owns an embedding or an output matrix: both are the target's, the output matrix cut to ``HeadConfig.vocabulary``
-where there is one (FR-Spec, Zhao et al., arXiv 2502.14856). Hidden states of the target are called *features*: the outputs
-of the layers ``HeadConfig.taps``, side by side.
+Embedding and output matrix are the target's, the output matrix cut to ``HeadConfig.vocabulary`` where there is one (FR-Spec,
+Zhao et al., arXiv 2502.14856), unless a head brings its own, as many published ones do. Hidden states of the target are
+called *features*: the outputs of the layers ``HeadConfig.taps``, side by side.
 
 Written as x_i for the token at position i, e(x) for its embedding and f_i for the features of the row that holds x_i, whose
 logits are the target's opinion of x_{i+1}:
@@ -51,6 +51,10 @@ class HeadConfig:
     """The feature is taken after the target's final norm (then the only tap is its last layer)."""
     vocabulary: int | None = None
     """How many tokens the head can draft; None: all of them."""
+    own_output: bool = False
+    """The head brings its output matrix, over its vocabulary (Medusa: one for each head), instead of taking the target's."""
+    own_embedding: bool = False
+    """The head brings its embedding, over all of the target's vocabulary, instead of taking the target's."""
     rms_eps: float = 1e-5
 
     depth: int = 4
@@ -87,6 +91,11 @@ class HeadConfig:
             raise ConfigError("depth and blocks must be at least 1, and vocabulary between 1 and vocab_size")
 
     @property
+    def n_outputs(self) -> int:
+        """How many tokens the head can draft."""
+        return self.vocabulary or self.vocab_size
+
+    @property
     def recurrent(self) -> bool:
         return self.kind != "medusa"
 
@@ -106,6 +115,14 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Gate(nn.Module):
+    """[..., 2 f], gate then up -> SiLU(gate) * up [..., f]."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
 
 
 class Block(nn.Module):
@@ -148,13 +165,13 @@ class MedusaHead(nn.Module):
         self.markov: nn.ModuleList | None = None
         self.joins: nn.ModuleList | None = None
         if config.correction == "markov":
-            size = config.vocabulary or config.vocab_size
-            self.markov = nn.ModuleList([Markov(config.vocab_size, config.rank, size)])  # one for all heads
+            self.markov = nn.ModuleList([Markov(config.vocab_size, config.rank, config.n_outputs)])  # one for all heads
         if config.correction == "hydra":
             joins = [nn.Linear((k + 1) * d, d, bias=False) for k in range(config.depth)]
             for join in joins:
                 nn.init.zeros_(join.weight)
             self.joins = nn.ModuleList(joins)
+        self.embedding, self.outputs = _own(config, config.depth)
 
     def forward(self, k: int, feature: Tensor, between: Tensor | None = None) -> Tensor:
         """The state of head k, which the output matrix multiplies.
@@ -188,13 +205,13 @@ class DraftLayer(nn.Module):
         self.out = nn.Linear(q, d, bias=False)
         self.ffn_norm = Norm(d, config.rms_eps)
         self.gate_up = nn.Linear(d, 2 * config.ffn_size, bias=False)
+        self.gate = Gate()
         self.down = nn.Linear(config.ffn_size, d, bias=False)
 
     def forward(self, x: Tensor, inputs: Tensor, attend: Attend) -> Tensor:
         """x [..., d] the residual stream, inputs [..., width] -> [..., d]"""
         x = x + self.out(attend(self.qkv(inputs)))
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
-        y: Tensor = x + self.down(F.silu(gate) * up)
+        y: Tensor = x + self.down(self.gate(self.gate_up(self.ffn_norm(x))))
         return y
 
 
@@ -223,6 +240,7 @@ class RecurrentHead(nn.Module):
         if kind == "mtp":
             self.input_norms.extend(Norm(d, eps) for _ in range(n))
         self.layers = nn.ModuleList(DraftLayer(config, 2 * d if kind == "eagle3" else d) for _ in range(n))
+        self.embedding, self.outputs = _own(config, 1)
 
     def module(self, step: int) -> int:
         """Which module makes a given step, counted from 0: the last one goes on for ever."""
@@ -251,6 +269,13 @@ class RecurrentHead(nn.Module):
     def ready(self, state: Tensor, module: int = 0) -> Tensor:
         """What the output matrix multiplies: it gives the logits of x_{j+2}."""
         return state if self.config.kind == "eagle" else self.norms[module](state)
+
+
+def _own(config: HeadConfig, n: int) -> tuple[nn.Embedding | None, nn.ModuleList]:
+    """The embedding and the n output matrices that a head brings, None and none where it takes the target's."""
+    embedding = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+    linears = [nn.Linear(config.hidden_size, config.n_outputs, bias=False) for _ in range(n if config.own_output else 0)]
+    return embedding, nn.ModuleList(linears)
 
 
 Head = MedusaHead | RecurrentHead
