@@ -39,6 +39,10 @@ class Drafter(ABC):
     thrifty = False
     """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
 
+    def read(self, sequences: Many[Sequence]) -> None:  # noqa: B027
+        """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with the same ones:
+        what this takes is not counted as the price of asking, which would otherwise look too dear after every prompt."""
+
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         """One draft per sequence, of at most ``budgets[i]`` nodes; an empty draft where there is nothing to say."""
