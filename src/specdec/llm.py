@@ -17,6 +17,7 @@ import torch
 
 from specdec import kernels as arithmetic
 from specdec.config import (
+    AUTO,
     DEFAULT_MODEL,
     ConfigError,
     EngineConfig,
@@ -31,7 +32,7 @@ from specdec.kernels.base import Kernels
 from specdec.models.base import Model
 from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
-from specdec.models.source import resolve
+from specdec.models.source import resolve, resolve_drafter
 from specdec.models.tokenizer import ChatTemplateError
 from specdec.results import Chunk, Result, Run
 from specdec.sampling import derive_seed
@@ -75,6 +76,8 @@ class LLM:
         revision: branch, tag or commit of a hub id.
         precision: arithmetic of the products; ``auto`` takes the best that the weights allow.
         speculation: ``off``, ``auto``, drafter names joined by commas, or a config. It changes the speed and nothing else.
+        drafter: the trained drafter: folder, hub id or alias of a trained head, or a model to draft with; None leaves it to
+            ``speculation``, whose ``auto`` takes the head that ships for the model, if one does.
         threads: of the whole process; None leaves the number as it is.
         max_len: longest prompt and output together; None takes the model's context.
         device: where the model runs; the native kernels run on ``cpu``.
@@ -93,6 +96,7 @@ class LLM:
         revision: str | None = None,
         precision: Precision = "auto",
         speculation: str | SpeculationConfig = "auto",
+        drafter: str | None = None,
         threads: int | None = None,
         max_len: int | None = None,
         device: str = "cpu",
@@ -102,12 +106,16 @@ class LLM:
         check_precision(precision)  # before anything is fetched
         if isinstance(speculation, str):
             speculation = SpeculationConfig.parse(speculation)
+        if drafter is not None:
+            speculation = dataclasses.replace(speculation, trained=drafter)
         where = _device(device)
         config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
         if threads is not None:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
             arithmetic.set_threads(threads)
+        if speculation.trained not in (None, AUTO):
+            resolve_drafter(str(speculation.trained), progress=progress)  # first: it is the smaller one to find missing
         found = resolve(model, revision=revision, progress=progress)
         chosen = arithmetic.select(where)
         # The tokenizer first: one that cannot be read should not cost the time to read the weights.
@@ -153,7 +161,7 @@ class LLM:
 
     def without_speculation(self) -> LLM:
         """The same model and weights in a second engine that decodes plainly; its tokens must be the same."""
-        plain = dataclasses.replace(self.config.speculation, drafters=())
+        plain = dataclasses.replace(self.config.speculation, drafters=(), trained=AUTO)
         return LLM.of(
             self.engine.model,
             self.kernels,
