@@ -235,18 +235,20 @@ class RecurrentHead(nn.Module):
 
     def forward(self, embedded: Tensor, state: Tensor, attend: Attend, module: int = 0) -> Tensor:
         """One step: e(x_{j+1}) and the state of position j, both [..., d] -> the new state [..., d]."""
+        x, inputs = self.inputs(embedded, state, module)
+        new: Tensor = self.layers[module](x, inputs, attend)
+        return new
+
+    def inputs(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """What a module's layer gets: the residual stream [..., d], and what query, key and value are computed from."""
         kind = self.config.kind
         if kind == "eagle3":
-            inputs = torch.cat([self.embedding_norms[module](embedded), self.state_norms[module](state)], -1)
-            new: Tensor = self.layers[module](state, inputs, attend)
-            return new
+            return state, torch.cat([self.embedding_norms[module](embedded), self.state_norms[module](state)], -1)
         if kind == "mtp":
             embedded, state = self.embedding_norms[module](embedded), self.state_norms[module](state)
         pair = [state, embedded] if self.config.hidden_first else [embedded, state]
         x = self.joins[module](torch.cat(pair, -1))
-        inputs = self.input_norms[module](x) if kind == "mtp" else x
-        after: Tensor = self.layers[module](x, inputs, attend)
-        return after
+        return x, self.input_norms[module](x) if kind == "mtp" else x
 
     def ready(self, state: Tensor, module: int = 0) -> Tensor:
         """What the output matrix multiplies: it gives the logits of x_{j+2}."""
