@@ -42,9 +42,9 @@ def _require(ok: bool, name: str, value: object, rule: str) -> None:
         raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
 
-def check_precision(precision: object) -> None:
+def check_precision(precision: object, name: str = "precision") -> None:
     """Raise ConfigError unless it is one of PRECISIONS."""
-    _require(precision in PRECISIONS, "precision", precision, f"one of {', '.join(PRECISIONS)}")
+    _require(precision in PRECISIONS, name, precision, f"one of {', '.join(PRECISIONS)}")
 
 
 def _is_int(value: object) -> bool:
@@ -225,6 +225,17 @@ class SpeculationConfig:
     recycling_min_probability: float = 0.25
     """Successors less likely than this, by their own record, are not drafted."""
 
+    trained_depth: int = 5
+    """Most tokens ahead that a trained drafter looks."""
+    trained_width: int = 4
+    """Most nodes that a trained drafter keeps at each depth of its tree."""
+    trained_nodes: int = 10
+    """Most nodes that a trained drafter adds to a tree."""
+    trained_min_probability: float = 0.08
+    """Nodes that are less likely to be accepted than this, by the trained drafter's own estimate, are not drafted."""
+    trained_precision: Precision = "q8"
+    """What the weights of a trained drafter are held in."""
+
     def __post_init__(self) -> None:
         rule = f"a list or tuple of names out of {', '.join(DRAFTERS)}"
         _require(isinstance(self.drafters, list | tuple), "drafters", self.drafters, rule)
@@ -247,6 +258,10 @@ class SpeculationConfig:
         _require_integer("recycling_successors", self.recycling_successors, 1, 32, "an integer in [1, 32]")
         _require_integer("recycling_nodes", self.recycling_nodes, 1, 64, "an integer in [1, 64]")
         _require_probability("recycling_min_probability", self.recycling_min_probability)
+        for name in ("trained_depth", "trained_width", "trained_nodes"):
+            _require_integer(name, getattr(self, name), 1, 64, "an integer in [1, 64]")
+        _require_probability("trained_min_probability", self.trained_min_probability)
+        check_precision(self.trained_precision, "trained_precision")
 
     @classmethod
     def parse(cls, method: str, **settings: Any) -> SpeculationConfig:

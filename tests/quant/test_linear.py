@@ -11,6 +11,7 @@ from gguf import quants
 from torch import Tensor
 
 from specdec.config import Precision
+from specdec.kernels import select
 from specdec.kernels.portable import PortableKernels
 from specdec.quant.blocks import GgufKind
 from specdec.quant.linear import BlockLinear, DenseLinear, DeviceLinear, Embedding, Linear, StackedLinear, make_linear
@@ -136,3 +137,50 @@ def test_other_devices_multiply_in_torch() -> None:
     linear = make_linear([floats(16, 32)], "bf16", KERNELS, torch.device("meta"), None)
     assert isinstance(linear, DeviceLinear)
     assert linear(torch.zeros(3, 32, device="meta")).shape == (3, 16)
+
+
+def every_linear() -> list[Linear]:
+    """One of each kind, with channels that do not fill the last block."""
+    files = [in_file(32, 64, "Q4_1")[0], in_file(21, 64, "Q8_0")[0]]
+    return [
+        make_linear([floats(53, 64)], "q4", KERNELS, CPU, None),
+        make_linear([floats(53, 64)], "q8", KERNELS, CPU, None),
+        make_linear([files[0]], "auto", KERNELS, CPU, None),
+        make_linear([floats(53, 64)], "bf16", KERNELS, CPU, None),
+        make_linear([floats(53, 64)], "fp32", KERNELS, CPU, None),
+        make_linear(files, "auto", KERNELS, CPU, None),
+        make_linear([floats(53, 64)], "q8", KERNELS, CPU, floats(1, 53)[0]),
+        DeviceLinear(floats(53, 64)),
+    ]
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("i", range(8))
+def test_some_outputs_alone_give_the_same_bits(i: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft vocabulary: neither the order nor the new neighbours of a channel change what it gives."""
+    if native:
+        monkeypatch.setattr(f"{__name__}.KERNELS", select(CPU))
+    linear = every_linear()[i]
+    if native and isinstance(linear, DeviceLinear):
+        pytest.skip("torch's own product promises no bits")
+    x = floats(5, 64)
+    for ids in ([31, 0, 17, 5, 18, 30, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 29], [linear.n - 1], [3, 20, linear.n - 1, 2]):
+        some = linear.subset(torch.tensor(ids))
+        assert type(some) is type(linear) or isinstance(linear, StackedLinear)
+        assert (some.n, some.k) == (len(ids), 64)
+        if isinstance(linear, DeviceLinear):
+            assert torch.allclose(some(x), linear(x)[:, ids], atol=1e-5)
+        else:
+            assert torch.equal(some(x), linear(x)[:, ids])
+        assert torch.equal(table(some), table(linear)[ids])
+
+
+@pytest.mark.parametrize("i", range(8))
+def test_outputs_that_are_not_there_cannot_be_taken(i: int) -> None:
+    """Not even those of the padding; and a matrix without outputs is none."""
+    linear = every_linear()[i]
+    for bad in (-1, linear.n):
+        with pytest.raises(IndexError, match=f"with {linear.n}"):
+            linear.subset(torch.tensor([0, bad]))
+    with pytest.raises(ValueError, match="at least one output"):
+        linear.subset(torch.tensor([], dtype=torch.int64))

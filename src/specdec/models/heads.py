@@ -1,8 +1,8 @@
 """The modules of trained drafters, once: training runs them on batches of text, drafting on the rows of a pass.
 
-None of them owns an embedding or an output matrix: both are the target's, the output matrix cut to ``HeadConfig.vocabulary``
-where there is one (FR-Spec, Zhao et al., arXiv 2502.14856). Hidden states of the target are called *features*: the outputs
-of the layers ``HeadConfig.taps``, side by side.
+Embedding and output matrix are the target's, the output matrix cut to ``HeadConfig.vocabulary`` where there is one (FR-Spec,
+Zhao et al., arXiv 2502.14856), unless a head brings its own, as many published ones do. Hidden states of the target are
+called *features*: the outputs of the layers ``HeadConfig.taps``, side by side.
 
 Written as x_i for the token at position i, e(x) for its embedding and f_i for the features of the row that holds x_i, whose
 logits are the target's opinion of x_{i+1}:
@@ -15,7 +15,7 @@ logits are the target's opinion of x_{i+1}:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,10 @@ class HeadConfig:
     """The feature is taken after the target's final norm (then the only tap is its last layer)."""
     vocabulary: int | None = None
     """How many tokens the head can draft; None: all of them."""
+    own_output: bool = False
+    """The head brings its output matrix, over its vocabulary (Medusa: one for each head), instead of taking the target's."""
+    own_embedding: bool = False
+    """The head brings its embedding, over all of the target's vocabulary, instead of taking the target's."""
     rms_eps: float = 1e-5
 
     depth: int = 4
@@ -70,7 +74,9 @@ class HeadConfig:
     ffn_size: int = 0
     rope_theta: float = 10_000.0
     fc_bias: bool = False
-    """EAGLE-1 and -2: the product that joins embedding and feature has a bias."""
+    """EAGLE: the product that joins embedding and feature, or that joins the features, has a bias."""
+    normed_residual: bool = False
+    """EAGLE-3: the residual stream begins with the normed state, as in some published heads, instead of the state itself."""
     hidden_first: bool = False
     """MTP: features come before the embedding where both are joined (the paper's order; checkpoints have the other)."""
 
@@ -81,10 +87,17 @@ class HeadConfig:
             raise ConfigError(f"only the last layer's output can be normed, got taps {self.taps}")
         if self.kind != "eagle3" and len(self.taps) != 1:
             raise ConfigError(f"a head of kind {self.kind} takes one tap, got {self.taps}")
+        if (self.fc_bias and self.kind not in ("eagle", "eagle3")) or (self.normed_residual and self.kind != "eagle3"):
+            raise ConfigError(f"fc_bias and normed_residual are settings of EAGLE heads, and this one is of kind {self.kind}")
         if self.kind != "medusa" and not (self.n_heads and self.n_kv_heads and self.head_dim and self.ffn_size):
             raise ConfigError(f"a head of kind {self.kind} needs n_heads, n_kv_heads, head_dim and ffn_size")
         if self.depth < 1 or self.blocks < 1 or (self.vocabulary is not None and not 1 <= self.vocabulary <= self.vocab_size):
             raise ConfigError("depth and blocks must be at least 1, and vocabulary between 1 and vocab_size")
+
+    @property
+    def n_outputs(self) -> int:
+        """How many tokens the head can draft."""
+        return self.vocabulary or self.vocab_size
 
     @property
     def recurrent(self) -> bool:
@@ -106,6 +119,14 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Gate(nn.Module):
+    """[..., 2 f], gate then up -> SiLU(gate) * up [..., f]."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
 
 
 class Block(nn.Module):
@@ -148,13 +169,13 @@ class MedusaHead(nn.Module):
         self.markov: nn.ModuleList | None = None
         self.joins: nn.ModuleList | None = None
         if config.correction == "markov":
-            size = config.vocabulary or config.vocab_size
-            self.markov = nn.ModuleList([Markov(config.vocab_size, config.rank, size)])  # one for all heads
+            self.markov = nn.ModuleList([Markov(config.vocab_size, config.rank, config.n_outputs)])  # one for all heads
         if config.correction == "hydra":
             joins = [nn.Linear((k + 1) * d, d, bias=False) for k in range(config.depth)]
             for join in joins:
                 nn.init.zeros_(join.weight)
             self.joins = nn.ModuleList(joins)
+        self.embedding, self.outputs = _own(config, config.depth)
 
     def forward(self, k: int, feature: Tensor, between: Tensor | None = None) -> Tensor:
         """The state of head k, which the output matrix multiplies.
@@ -188,13 +209,13 @@ class DraftLayer(nn.Module):
         self.out = nn.Linear(q, d, bias=False)
         self.ffn_norm = Norm(d, config.rms_eps)
         self.gate_up = nn.Linear(d, 2 * config.ffn_size, bias=False)
+        self.gate = Gate()
         self.down = nn.Linear(config.ffn_size, d, bias=False)
 
     def forward(self, x: Tensor, inputs: Tensor, attend: Attend) -> Tensor:
         """x [..., d] the residual stream, inputs [..., width] -> [..., d]"""
         x = x + self.out(attend(self.qkv(inputs)))
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
-        y: Tensor = x + self.down(F.silu(gate) * up)
+        y: Tensor = x + self.down(self.gate(self.gate_up(self.ffn_norm(x))))
         return y
 
 
@@ -206,7 +227,7 @@ class RecurrentHead(nn.Module):
         self.config = config
         d, kind, eps = config.hidden_size, config.kind, config.rms_eps
         n = config.n_modules
-        self.fuse = nn.Linear(len(config.taps) * d, d, bias=False) if kind == "eagle3" else nn.Identity()
+        self.fuse = nn.Linear(len(config.taps) * d, d, bias=config.fc_bias) if kind == "eagle3" else nn.Identity()
         self.joins = nn.ModuleList()
         """Per module: embedding and state to one vector (eagle, mtp)."""
         self.embedding_norms = nn.ModuleList()
@@ -223,6 +244,7 @@ class RecurrentHead(nn.Module):
         if kind == "mtp":
             self.input_norms.extend(Norm(d, eps) for _ in range(n))
         self.layers = nn.ModuleList(DraftLayer(config, 2 * d if kind == "eagle3" else d) for _ in range(n))
+        self.embedding, self.outputs = _own(config, 1)
 
     def module(self, step: int) -> int:
         """Which module makes a given step, counted from 0: the last one goes on for ever."""
@@ -243,7 +265,9 @@ class RecurrentHead(nn.Module):
         """What a module's layer gets: the residual stream [..., d], and what query, key and value are computed from."""
         kind = self.config.kind
         if kind == "eagle3":
-            return state, torch.cat([self.embedding_norms[module](embedded), self.state_norms[module](state)], -1)
+            normed = self.state_norms[module](state)
+            x = normed if self.config.normed_residual else state
+            return x, torch.cat([self.embedding_norms[module](embedded), normed], -1)
         if kind == "mtp":
             embedded, state = self.embedding_norms[module](embedded), self.state_norms[module](state)
         pair = [state, embedded] if self.config.hidden_first else [embedded, state]
@@ -255,9 +279,39 @@ class RecurrentHead(nn.Module):
         return state if self.config.kind == "eagle" else self.norms[module](state)
 
 
+def _own(config: HeadConfig, n: int) -> tuple[nn.Embedding | None, nn.ModuleList]:
+    """The embedding and the n output matrices that a head brings, None and none where it takes the target's."""
+    embedding = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+    linears = [nn.Linear(config.hidden_size, config.n_outputs, bias=False) for _ in range(n if config.own_output else 0)]
+    return embedding, nn.ModuleList(linears)
+
+
 Head = MedusaHead | RecurrentHead
 
 
 def make_head(config: HeadConfig) -> Head:
     """A head that has not been trained."""
     return RecurrentHead(config) if config.recurrent else MedusaHead(config)
+
+
+def fill(head: Head, tensors: Mapping[str, Tensor]) -> None:
+    """Give a head its weights, by the names of its modules.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, of another shape or not of floats; the message names it.
+    """
+    own = head.state_dict()
+    if odd := sorted(set(own) ^ set(tensors)):
+        raise ValueError(f"tensor {odd[0]} is {'missing' if odd[0] in own else 'not part of such a head'}")
+    for name, value in tensors.items():
+        if value.shape != own[name].shape or not value.is_floating_point():
+            raise ValueError(
+                f"tensor {name} is {value.dtype} {list(value.shape)}, the head needs floats {list(own[name].shape)}"
+            )
+    head.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+
+
+def is_vocabulary(ids: Tensor, vocab_size: int) -> bool:
+    """Are these ids [Vd] different tokens of a vocabulary?"""
+    inside = int(ids.min()) >= 0 and int(ids.max()) < vocab_size
+    return inside and int(torch.bincount(ids).max()) == 1

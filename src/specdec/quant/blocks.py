@@ -156,15 +156,9 @@ def rows(weight: BlockWeight, ids: Tensor) -> Tensor:
     Raises:
         IndexError: an id outside [0, N).
     """
-    if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
-        raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {weight.n}")
-    block, lane = ids // LANES, ids % LANES
-    groups, width = weight.k // GROUP, 16 if weight.kind == "q4" else 32
-    data = weight.data
-    quads = data[..., : LANES * width].view(-1, groups, width // 4, LANES, 4)
-    codes = quads[block, :, :, lane].reshape(-1, groups, width)  # [n, G, 16 or 32]
-    halves = data.view(torch.float16)[..., LANES * width // 2 :].view(-1, groups, data.shape[-1] // 32 - width // 2, LANES)
-    scales = halves[block, :, :, lane].float()  # [n, G, 1 or 2]: d, m
+    _check_ids(weight, ids)
+    codes, halves = _channels(weight, ids)
+    scales = halves.contiguous().view(torch.float16).squeeze(-1).float()  # [n, G, 1 or 2]: d, m
     if weight.kind == "q8":
         values = codes.view(torch.int8).float() * scales[..., :1]
     else:
@@ -175,3 +169,29 @@ def rows(weight: BlockWeight, ids: Tensor) -> Tensor:
 def dequantize(weight: BlockWeight) -> Tensor:
     """The whole weight as numbers, [N, K] f32."""
     return rows(weight, torch.arange(weight.n, device=weight.data.device))
+
+
+def pick(weight: BlockWeight, ids: Tensor) -> BlockWeight:
+    """The channels ``ids`` [n] of a weight as a weight of their own, every byte as it was: [n, K].
+
+    Raises:
+        IndexError: an id outside [0, N).
+    """
+    _check_ids(weight, ids)
+    codes, halves = _channels(weight, ids)
+    return _pack(codes, [halves[..., i, :] for i in range(halves.shape[2])], weight.kind)
+
+
+def _check_ids(weight: BlockWeight, ids: Tensor) -> None:
+    if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
+        raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {weight.n}")
+
+
+def _channels(weight: BlockWeight, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Channels ids [n] -> their codes uint8 [n, G, 16 or 32] and their float16s d (and m) as uint8 [n, G, 1 or 2, 2]."""
+    block, lane = ids // LANES, ids % LANES
+    groups, width = weight.k // GROUP, 16 if weight.kind == "q4" else 32
+    data = weight.data
+    quads = data[..., : LANES * width].view(-1, groups, width // 4, LANES, 4)
+    halves = data[..., LANES * width :].view(-1, groups, (data.shape[-1] // LANES - width) // 2, LANES, 2)
+    return quads[block, :, :, lane].reshape(-1, groups, width), halves[block, :, :, lane]

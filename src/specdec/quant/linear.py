@@ -16,7 +16,7 @@ from specdec.kernels.base import LANES, BlockWeight, DenseWeight, Kernels
 from specdec.kernels.fused import Matrix
 from specdec.kernels.memory import settle
 from specdec.kernels.portable import PortableKernels
-from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, rows
+from specdec.quant.blocks import GgufKind, dequantize, from_float, from_gguf, join, pick, rows
 
 
 class GgufTensor(Protocol):
@@ -45,6 +45,15 @@ class Linear(ABC):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of W itself: ids [M] int64 -> [M, k] f32."""
 
+    @abstractmethod
+    def subset(self, ids: Tensor) -> Linear:
+        """The outputs ``ids`` [n] int64 alone, in that order, as a matrix of their own that gives the same bits for them.
+
+        Raises:
+            IndexError: an id outside [0, n).
+            ValueError: no id at all.
+        """
+
     def matrix(self) -> Matrix | None:
         """The packed weights, for kernels that take a whole model; None where they are not packed for the CPU."""
         return None
@@ -61,13 +70,19 @@ class BlockLinear(Linear):
     def __init__(self, weight: BlockWeight, kernels: Kernels) -> None:
         self.n, self.k = weight.n, weight.k
         self.weight = weight
-        self._product = kernels.block_linear
+        self._kernels, self._product = kernels, kernels.block_linear
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
         return rows(self.weight, ids)
+
+    def subset(self, ids: Tensor) -> BlockLinear:
+        _check_ids(ids, self.n)
+        device = self.weight.data.device
+        weight = pick(self.weight, ids.to(device))
+        return BlockLinear(replace(weight, data=_place(weight.data, device)), self._kernels)
 
     def matrix(self) -> Matrix:
         return Matrix((self.weight,))
@@ -83,15 +98,25 @@ class DenseLinear(Linear):
     def __init__(self, weight: DenseWeight, kernels: Kernels) -> None:
         self.n, self.k = weight.n, weight.k
         self.weight = weight
-        self._product = kernels.dense_linear
+        self._kernels, self._product = kernels, kernels.dense_linear
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
-        if ids.is_cpu and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
-            raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
-        return self.weight.data[ids // LANES, :, ids % LANES].float()
+        if ids.is_cpu and ids.numel():
+            _check_ids(ids, self.n)
+        return self._channels(ids).float()
+
+    def subset(self, ids: Tensor) -> DenseLinear:
+        _check_ids(ids, self.n)
+        data = self.weight.data
+        weight = pack_dense(self._channels(ids.to(data.device)), data.dtype)
+        return DenseLinear(replace(weight, data=_place(weight.data, data.device)), self._kernels)
+
+    def _channels(self, ids: Tensor) -> Tensor:
+        """[n, k] in the weight's own type"""
+        return self.weight.data[ids // LANES, :, ids % LANES]
 
     def matrix(self) -> Matrix:
         return Matrix((self.weight,))
@@ -117,6 +142,10 @@ class DeviceLinear(Linear):
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids].float()
 
+    def subset(self, ids: Tensor) -> DeviceLinear:
+        _check_ids(ids, self.n)
+        return DeviceLinear(self.weight[ids.to(self.weight.device)])
+
     @property
     def n_bytes(self) -> int:
         return self.weight.nbytes
@@ -139,9 +168,21 @@ class StackedLinear(Linear):
             inside = (ids >= start) & (ids < start + part.n)
             y[inside] = part.rows(ids[inside] - start)
             start += part.n
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.n:
-            raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {self.n}")
+        if len(ids):
+            _check_ids(ids, self.n)
         return y
+
+    def subset(self, ids: Tensor) -> Linear:
+        _check_ids(ids, self.n)
+        ends = torch.tensor([part.n for part in self.parts], device=ids.device).cumsum(0)
+        owners = torch.bucketize(ids, ends, right=True)  # [n], which part each id lies in
+        picked: list[Linear] = []
+        start = 0
+        for owner, count in zip(*(x.tolist() for x in torch.unique_consecutive(owners, return_counts=True)), strict=True):
+            part = self.parts[owner]
+            picked.append(part.subset(ids[start : start + count] - (int(ends[owner]) - part.n)))
+            start += count
+        return picked[0] if len(picked) == 1 else StackedLinear(picked)
 
     def matrix(self) -> Matrix | None:
         matrices = [part.matrix() for part in self.parts]
@@ -166,6 +207,9 @@ class BiasedLinear(Linear):
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.linear.rows(ids)
+
+    def subset(self, ids: Tensor) -> BiasedLinear:
+        return BiasedLinear(self.linear.subset(ids), self.bias[ids.to(self.bias.device)])
 
     def matrix(self) -> Matrix | None:
         matrix = self.linear.matrix()
@@ -245,6 +289,13 @@ def make_linear(
         raise ValueError(f"parts of one matrix need the same width, got {[linear.k for linear in linears]}")
     whole = linears[0] if len(linears) == 1 else StackedLinear(linears)
     return whole if bias is None else BiasedLinear(whole, bias.to(device))
+
+
+def _check_ids(ids: Tensor, n: int) -> None:
+    if not ids.numel():
+        raise ValueError("a matrix needs at least one output, and no id was given")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < n:
+        raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} were asked of a weight with {n}")
 
 
 def _place(data: Tensor, device: torch.device) -> Tensor:

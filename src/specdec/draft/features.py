@@ -1,0 +1,108 @@
+"""What a drafter that reads hidden states holds of each sequence: the features of committed rows that it has not used yet.
+
+The target's rows come in chunks of a prompt, then as the pending token and the accepted nodes of a draft; what was refused
+leaves no trace. The feature of position i can be used once the token at i + 1 is known, which after every pass is so for
+all rows that were committed in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.types import Forward, Sequence, Step, Verdict
+
+
+@dataclass(slots=True)
+class Track:
+    """The rows of one sequence, numbered by position."""
+
+    first: int
+    """Rows before this one were not observed: another sequence may have left them, or nobody."""
+    fed: int
+    """Rows before this one have been used."""
+    held: list[Tensor] = field(default_factory=list)
+    """Features [n, width] of the rows from there on."""
+    n_held: int = 0
+    tips: list[Tensor] = field(default_factory=list)
+    """What the drafter's modules gave for their last committed row, [d] each; modules that had no row yet are missing."""
+
+    @property
+    def stop(self) -> int:
+        """Rows before this one have been observed."""
+        return self.fed + self.n_held
+
+
+class Features:
+    """Collects the features of committed rows.
+
+    Args:
+        taps: layers whose outputs, side by side, are the feature.
+        norm: applied to it.
+    """
+
+    def __init__(self, taps: Many[int], norm: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._taps = tuple(taps)
+        self._norm = norm
+        self._tracks: dict[int, Track] = {}
+
+    def collect(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> list[tuple[Sequence, Track]]:
+        """Take the committed rows of a pass; called after the commit.
+
+        A sequence whose rows do not follow those seen before starts over: it was preempted and is read again.
+
+        Returns:
+            The sequences that rows were taken of.
+        """
+        chosen: list[int] = []  # rows of the pass
+        taken: list[tuple[Sequence, Track, int]] = []
+        row = 0
+        for span, verdict in zip(step, verdicts, strict=True):
+            sequence, n = span.sequence, span.n_rows
+            nodes = row + span.stop - span.start
+            rows = [*range(row, nodes), *(nodes + node for node in (verdict.path if verdict else ()))]
+            del rows[max(0, sequence.n_cached - span.start) :]  # a sequence may have ended before the end of the path
+            row += n
+            if not rows:
+                continue
+            track = self._tracks.get(sequence.id)
+            if track is None or track.stop != span.start:
+                track = self._tracks[sequence.id] = Track(span.start, span.start)
+            taken.append((sequence, track, len(rows)))
+            chosen += rows
+        if not taken:
+            return []
+        features = (
+            torch.cat([forward.taps[tap] for tap in self._taps], 1) if len(self._taps) > 1 else forward.taps[self._taps[0]]
+        )
+        if len(chosen) < len(features):
+            features = features[chosen]
+        if self._norm is not None:
+            features = self._norm(features)
+        for (_, track, n), part in zip(taken, torch.split(features, [n for *_, n in taken]), strict=True):
+            track.held.append(part)
+            track.n_held += n
+        return [(sequence, track) for sequence, track, _ in taken]
+
+    def ready(self, sequence: Sequence) -> Track | None:
+        """The track of a sequence of which every row before the pending token is in the cache and was observed, if any."""
+        track, n_cached = self._tracks.get(sequence.id), len(sequence.tokens) - 1
+        if track is None or not track.first < track.stop == n_cached == sequence.n_cached:
+            return None
+        return track
+
+    def release(self, sequence: Sequence) -> None:
+        self._tracks.pop(sequence.id, None)
+
+    def clear(self) -> None:
+        self._tracks.clear()
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of what is held."""
+        tensors = [t for track in self._tracks.values() for t in (*track.held, *track.tips)]
+        return sum(t.nbytes for t in tensors)

@@ -1,0 +1,246 @@
+"""Drafting with a recurrent head: EAGLE, EAGLE-2, EAGLE-3 and the modules of multi-token prediction.
+
+Row i of the head's first module takes the target's feature f_i and the embedding of x_{i+1}, attends to the rows before it,
+and says x_{i+2}. Row i of module m takes what module m - 1 gave for row i, and x_{i+1+m}. So with x_L pending, module m has
+rows 0 .. L - 1 - m that rest on features and on committed tokens alone. These are *fed* once, in one pass for all sequences,
+before the next draft; the last of them says the first drafted token. Each further depth is one pass over the nodes that
+propose children. Depth t is said by module t - 1, and once there is none left, by the last one going on on its own states.
+
+Keys and values lie in a pool of the drafter's own under the target's block numbers, row i in slot i of the sequence's table:
+what becomes of a sequence's blocks becomes of its rows here. Drafted rows lie in the slots behind, which are the sequence's
+own until the pass is over, and are overwritten by what is fed next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.config import ConfigError, SpeculationConfig
+from specdec.draft.base import Drafter, Target
+from specdec.draft.candidates import candidates
+from specdec.draft.expand import Growth
+from specdec.draft.features import Features, Track
+from specdec.draft.layers import Layers, RowList
+from specdec.models.decoder import Decoder
+from specdec.models.head_files import LoadedHead
+from specdec.models.heads import RecurrentHead
+from specdec.models.packed_heads import pack_head, packed_bytes
+from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+
+MOST_HELD = 64
+"""Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """A node that was run through the head and now proposes children; or the pending token, the root."""
+
+    owner: int
+    """Which of the sequences asked for."""
+    node: int
+    rows: list[int]
+    """Its rows among the states of the last pass; the last one is its own, those before are what a new module rests on."""
+    path: list[int]
+    """Slots of the drafted rows that the last of them sees."""
+    tokens: list[int]
+    """From the root down to the node."""
+
+
+class RecurrentDrafter(Drafter):
+    """Drafts the best nodes of a tree that a trained recurrent head spans.
+
+    Args:
+        loaded: the head and its vocabulary.
+        target: the model that it was trained for.
+        config: the ``trained_`` settings.
+
+    Raises:
+        ConfigError: the head does not fit the model.
+    """
+
+    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig) -> None:
+        model, head = target.model, loaded.head
+        if not isinstance(head, RecurrentHead):
+            raise ConfigError(f"{loaded.name} is a head of kind {loaded.config.kind}, which is not recurrent")
+        if not isinstance(model, Decoder):
+            raise ConfigError(f"{loaded.name} needs a model whose embedding and output matrix it can use")
+        h, a = loaded.config, model.architecture
+        if (h.hidden_size, h.vocab_size) != (a.hidden_size, a.vocab_size) or h.taps[-1] >= a.n_layers:
+            raise ConfigError(
+                f"{loaded.name} was made for a model of width {h.hidden_size} with {h.vocab_size} tokens and at least "
+                f"{h.taps[-1] + 1} layers, this one has width {a.hidden_size}, {a.vocab_size} tokens and {a.n_layers} layers"
+            )
+        ids, device = loaded.vocabulary_ids, model.device
+        self.name = h.kind
+        self.taps = h.taps
+        self._head = pack_head(head, target.kernels, config.trained_precision, device)
+        self._layers = Layers(self._head, model, target.kernels, target.n_blocks)
+        cut = None if h.own_output or ids is None else model.head.subset(ids)
+        self._output = self._head.outputs[0] if h.own_output else cut or model.head
+        self._output_bytes = cut.n_bytes if cut else 0
+        self._vocabulary = None if ids is None else ids.cpu().numpy()
+        self._features = Features(h.taps, (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if h.normed else None)
+        self._kernels = target.kernels
+        self._depth, self._width, self._nodes = config.trained_depth, config.trained_width, config.trained_nodes
+        self._least = config.trained_min_probability
+        self._children = min(config.trained_width, h.n_outputs, 32)
+        self._last = h.n_modules - 1
+
+    @torch.inference_mode()
+    def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
+        collected = self._features.collect(step, forward, verdicts)
+        self._feed([(sequence, track) for sequence, track in collected if track.n_held > MOST_HELD])
+
+    @torch.inference_mode()
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        drafts = [Draft()] * len(sequences)
+        asked: list[int] = []
+        known: list[tuple[Sequence, Track]] = []
+        for i, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            if budget > 0 and (track := self._features.ready(sequence)):
+                asked.append(i)
+                known.append((sequence, track))
+        if not asked:
+            return drafts
+        self._feed([(sequence, track) for sequence, track in known if track.n_held])
+        growths = [
+            Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
+            for i, (sequence, _) in zip(asked, known, strict=True)
+        ]
+        self._grow(known, growths)
+        for i, growth in zip(asked, growths, strict=True):
+            drafts[i] = growth.draft(self.name)
+        return drafts
+
+    def release(self, sequence: Sequence) -> None:
+        self._features.release(sequence)
+
+    def clear(self) -> None:
+        self._features.clear()
+
+    @property
+    def n_bytes(self) -> int:
+        return packed_bytes(self._head) + self._output_bytes + self._layers.pool.n_bytes + self._features.n_bytes
+
+    def _feed(self, known: Many[tuple[Sequence, Track]]) -> None:
+        """Run the rows that sequences hold through every module, as far as their tokens are known."""
+        if not known:
+            return
+        tables = self._layers.tables([sequence for sequence, _ in known])
+        states = self._head.start(torch.cat([part for _, track in known for part in track.held]))  # [N, d]
+        inside = [range(track.fed, track.stop) for _, track in known]  # rows of each sequence that lie in states
+        tips: list[tuple[Track, int, Tensor]] = []
+        for module in range(self._last + 1):
+            rows = RowList()
+            sources: list[int] = []  # rows of states
+            carried: list[Tensor] = []  # and of what is put behind them
+            ended: list[tuple[Track, int]] = []
+            begin = 0
+            for owner, (sequence, track) in enumerate(known):
+                had, now = inside[owner], range(track.fed, track.stop)
+                if module:
+                    # A module lags the one before it by a row, whose state is the tip of last time.
+                    now = range(max(track.first, track.fed - module), max(track.first, track.stop - module))
+                    if now and now.start < had.start:
+                        sources.append(len(states) + len(carried))
+                        carried.append(track.tips[module - 1])
+                    sources += [begin + row - had.start for row in now if row >= had.start]
+                    begin += len(had)
+                    inside[owner] = now
+                rows.add_committed(sequence.tokens[now.start + 1 + module : now.stop + 1 + module], owner, now.start)
+                if now:
+                    ended.append((track, len(rows) - 1))
+            if not ended:
+                break
+            if module:
+                states = _pick(states, carried, sources)
+            states = self._layers.run(module, states, rows, tables)
+            last = states[[row for _, row in ended]]  # a copy, so that the other states can go
+            tips += [(track, module, tip) for (track, _), tip in zip(ended, last.unbind(), strict=True)]
+        for track, module, tip in tips:
+            track.tips[module : module + 1] = [tip]
+        for _, track in known:
+            track.fed, track.held, track.n_held = track.stop, [], 0
+
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth]) -> None:
+        """Grow one tree per sequence, a depth at a time, all of them in the same passes."""
+        tables: Tensor | None = None
+        states = torch.stack([track.tips[0] for _, track in known])  # [S, d]
+        leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
+        taken = [0] * len(known)
+        """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
+        for depth in range(1, self._depth + 1):
+            self._add_children(depth, states, leaves, known, growths)
+            if depth == self._depth:
+                return
+            module = min(depth, self._last)
+            if module == depth:
+                taken = [0] * len(known)  # no drafted row of this module is there yet
+            rows = RowList()
+            sources: list[int] = []  # rows of states
+            carried: list[Tensor] = []  # and of what is put behind them
+            above = {(leaf.owner, leaf.node): leaf for leaf in leaves}
+            leaves = []
+            for owner, ((sequence, track), growth) in enumerate(zip(known, growths, strict=True)):
+                end = len(sequence.tokens) - 1  # the first slot behind the committed rows of the first module
+                n_rows = depth if module == depth else 1
+                room = (sequence.table.n_slots - end - taken[owner]) // n_rows
+                if n_rows > track.stop - track.first:
+                    room = 0  # a row that these would rest on was not observed
+                for node in growth.next()[:room]:
+                    parent = above[owner, growth.parents[node]]
+                    tokens = [*parent.tokens, growth.tokens[node]]
+                    path = list(range(end + taken[owner], end + taken[owner] + n_rows))
+                    taken[owner] += n_rows
+                    if module == depth:
+                        # The module's first drafted rows: from the one whose token is the first drafted one.
+                        if depth > 1:
+                            sources.append(len(states) + len(carried))
+                            carried.append(track.tips[depth - 1])
+                        sources += parent.rows
+                    else:
+                        sources.append(parent.rows[-1])
+                        path = parent.path + path
+                    first = len(rows)
+                    for token, n in zip(tokens[-n_rows:], range(len(path) - n_rows + 1, len(path) + 1), strict=True):
+                        rows.add(token, owner, path[n - 1], end - module, path[:n])
+                    leaves.append(Leaf(owner, node, list(range(first, first + n_rows)), path, tokens))
+            if not leaves:
+                return
+            if tables is None:
+                tables = self._layers.tables([sequence for sequence, _ in known])
+            states = self._layers.run(module, _pick(states, carried, sources), rows, tables)
+
+    def _add_children(
+        self,
+        depth: int,
+        states: Tensor,
+        leaves: Many[Leaf],
+        known: Many[tuple[Sequence, Track]],
+        growths: Many[Growth],
+    ) -> None:
+        """Give every leaf its most likely children, which are of the given depth."""
+        if len(leaves) < len(states):
+            states = states[[leaf.rows[-1] for leaf in leaves]]
+        logits = self._output(self._head.ready(states, min(depth - 1, self._last)))  # [leaves, Vd]
+        owners = [known[leaf.owner][0] for leaf in leaves]
+        tokens, chances = candidates(
+            logits.cpu(),
+            [sequence.params.temperature for sequence in owners],
+            [sequence.seed for sequence in owners],
+            [len(sequence.tokens) - 1 + depth for sequence in owners],
+            self._children,
+            self._kernels,
+            self._vocabulary,
+        )
+        for leaf, ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
+            growths[leaf.owner].add(leaf.node, ids, likely)
+
+
+def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:
+    """Rows of states [N, d] with those of ``carried`` behind them."""
+    return (torch.cat([states, torch.stack([*carried])]) if carried else states)[sources]
