@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import hashlib
-import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +12,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.models.decoder import Decoder
+from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_files import save_head
 from specdec.models.heads import Head, HeadConfig, MedusaHead, make_head
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
 from specdec.train.data import held_out, read_answers
-from specdec.train.features import Store, Teacher, write
+from specdec.train.features import Store, Teacher
 from specdec.train.loop import Run, Watch, grouped
 from specdec.train.losses import Output
 from specdec.train.settings import GIGABYTE, TrainConfig
@@ -172,10 +173,15 @@ def _embedding(model: Decoder) -> Callable[[Tensor], Tensor]:
 
 
 def save(llm: LLM, trained: Trained, out: Path) -> None:
-    """Write the head and the report of its training."""
-    head = {name: value.half() for name, value in trained.head.state_dict().items()}
-    buffer = io.BytesIO()
-    torch.save({"config": dataclasses.asdict(trained.config), "ids": trained.ids, "head": head}, buffer)
-    write(out / "head.pt", buffer.getvalue())
-    about = {"measured": trained.measured, "history": trained.history, "data": trained.data, "hours": trained.seconds / 3600}
-    write(out / "training.json", json.dumps({"model": llm.name, **about}, indent=1).encode())
+    """Write the head with where it comes from and what was measured of it, so that the folder is a drafter.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    model = llm.engine.model
+    assert isinstance(model, Decoder)
+    origin = provenance(model=llm.name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
+    head = copy.deepcopy(trained.head).to(torch.bfloat16)
+    ids = None if trained.ids is None else trained.ids.cpu()
+    target = Fingerprint.of(model, llm.name)
+    save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
