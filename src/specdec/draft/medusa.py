@@ -11,7 +11,7 @@ candidates, and the shape is fixed beforehand if it was measured how often each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 
 import torch
@@ -21,11 +21,12 @@ from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
 from specdec.draft.candidates import WIDTH, Floats, Ids, candidates
 from specdec.draft.expand import Growth
+from specdec.draft.medusa_heads import Heads
 from specdec.draft.shape import Shape, static
 from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import MedusaHead
-from specdec.models.packed_heads import pack_head, packed_bytes
+from specdec.quant.linear import Linear
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
 
 
@@ -58,19 +59,17 @@ class MedusaDrafter(Drafter):
         ids = loaded.vocabulary_ids
         self.taps = c.taps
         self._kernels, self._device = target.kernels, model.device
-        self._head = pack_head(head, target.kernels, config.trained_precision, model.device)
-        cut = None if c.own_output or ids is None else model.head.subset(ids)
-        shared: Callable[[Tensor], Tensor] = cut or model.head
-        self._shared = not c.own_output
-        self._outputs: Many[Callable[[Tensor], Tensor]] = (shared,) * c.depth if self._shared else [*self._head.outputs]
-        self._output_bytes = cut.n_bytes if cut else 0
-        self._embedding = self._head.embedding or model.embedding
-        self._vocabulary = None if ids is None else ids.cpu().numpy()
-        self._norm = (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if c.normed else None
         self._correction = c.correction
         self._depth, self._width, self._nodes = min(config.trained_depth, c.depth), config.trained_width, config.trained_nodes
         self._children = min(config.trained_width, c.n_outputs, WIDTH)
         self._least = config.trained_min_probability
+        self._heads = Heads(head, self._depth, target.kernels, config.trained_precision, model.device)
+        self._embedding = self._heads.embedding or model.embedding
+        cut = None if c.own_output or ids is None else model.head.subset(ids)
+        self._shared: Linear | None = None if c.own_output else cut or model.head
+        self._output_bytes = cut.n_bytes if cut else 0
+        self._vocabulary = None if ids is None else ids.cpu().numpy()
+        self._norm = (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if c.normed else None
         accuracy = [ranks[: self._children] for ranks in loaded.measured.get("accuracy", ())[: self._depth]]
         self._shape = static(accuracy, self._nodes) if accuracy and c.correction == "none" else None
         self._features: dict[int, Tensor] = {}
@@ -118,7 +117,7 @@ class MedusaDrafter(Drafter):
 
     @property
     def n_bytes(self) -> int:
-        return packed_bytes(self._head) + self._output_bytes + sum(feature.nbytes for feature in self._features.values())
+        return self._heads.n_bytes + self._output_bytes + sum(feature.nbytes for feature in self._features.values())
 
     def _lay_out(self, owners: Many[Sequence], limits: Many[int], features: Tensor) -> Iterator[Draft]:
         """Trees all of whose nodes of a depth have the same candidates."""
@@ -144,11 +143,11 @@ class MedusaDrafter(Drafter):
             mine = [owner for owner, *_ in leaves]
             last = torch.tensor([token for *_, token in leaves], device=self._device)
             if base is not None:
-                bias = self._head.bias(last)
-                logits = base[mine, k] + bias if bias is not None else base[mine, k]
+                logits = base[mine, k] + self._heads.bias(last)
             else:
                 between = torch.cat([between[[above for _, _, above, _ in leaves]], self._embedding(last)], 1)
-                logits = self._outputs[k](self._head(k, features[mine], between))  # [leaves, Vd]
+                state = self._heads.state(k, features[mine], between)
+                logits = (self._shared or self._heads.outputs[k])(state)  # [leaves, Vd]
             tokens, chances = self._rank([owners[i] for i in mine], [k] * len(mine), logits)
             at: dict[tuple[int, int], int] = {}  # owner, node -> leaf
             for i, ((owner, node, _, _), ids, likely) in enumerate(zip(leaves, tokens.tolist(), chances.tolist(), strict=True)):
@@ -165,11 +164,10 @@ class MedusaDrafter(Drafter):
 
     def _parallel(self, features: Tensor) -> Tensor:
         """What all heads say by themselves: features [S, d] -> logits [S, depth, Vd]."""
-        states = [self._head(k, features) for k in range(self._depth)]
+        states = self._heads.states(features)
         if self._shared:
-            product = self._outputs[0](torch.stack(states, 1).flatten(0, 1))
-            return product.view(len(features), self._depth, -1)
-        return torch.stack([output(state) for output, state in zip(self._outputs, states, strict=False)], 1)
+            return self._shared(states.reshape(-1, states.shape[2])).view(len(features), self._depth, -1)
+        return torch.stack([self._heads.outputs[k](states[:, k]) for k in range(self._depth)], 1)
 
     def _rank(self, owners: Many[Sequence], depths: Many[int], logits: Tensor) -> tuple[Ids, Floats]:
         """Candidates and chances of rows [n, Vd], each with its sequence and how many drafted tokens lie before it."""
