@@ -34,6 +34,7 @@ from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve, resolve_drafter
 from specdec.models.tokenizer import ChatTemplateError
+from specdec.models.vocabulary import check_vocabulary
 from specdec.results import Chunk, Result, Run
 from specdec.sampling import derive_seed
 from specdec.text import Decoder, TextStream
@@ -114,12 +115,13 @@ class LLM:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
             arithmetic.set_threads(threads)
-        if speculation.trained not in (None, AUTO):
-            resolve_drafter(str(speculation.trained), progress=progress)  # first: it is the smaller one to find missing
+        named = None if speculation.trained in (None, AUTO) else resolve_drafter(str(speculation.trained), progress=progress)
         found = resolve(model, revision=revision, progress=progress)
         chosen = arithmetic.select(where)
         # The tokenizer first: one that cannot be read should not cost the time to read the weights.
         tokenizer = load_tokenizer(found)
+        if named is not None:
+            check_vocabulary(tokenizer, named)
         ends = end_tokens(found) | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
         self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model)
 

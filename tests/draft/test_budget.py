@@ -260,9 +260,10 @@ def test_reading_is_not_the_price_of_asking() -> None:
     budget = Budget(reader, costs_of(CURVES["3 %"]), Stats(), clock)
     rows = [sequence([1], number=0), sequence([1], number=1)]
     for asked in range(1, 20):
+        right = asked % 3 > 0
         drafts = budget.propose(rows, [4, 0], 2)
         assert [len(draft) for draft in drafts] == [1, 0]
         assert reader.asked == asked
         step = Step(tuple(Span(s, 0, 1, d) for s, d in zip(rows, drafts, strict=True)))
         forward = Forward(torch.zeros(3, 4), (slice(0, 2), slice(2, 3)))
-        budget.observe(step, forward, [Verdict((0,), 1), Verdict((), 1)])
+        budget.observe(step, forward, [Verdict((0,), 1) if right else Verdict((), 1), Verdict((), 1)])

@@ -244,6 +244,18 @@ def test_blocks_that_changed_hands_are_noticed(target, drafts) -> None:
     assert (row.table.blocks, watched.passes) == (held, [40])
 
 
+def test_drafted_rows_take_the_place_of_what_was_there(target, drafts) -> None:
+    """Rows of a preempted sequence are gone where another one's draft was written, though no committed row of that was."""
+    watched = Watched(drafts["coarse"], target)
+    row, other = watched.sequence(text(40), 0), watched.sequence(text(16, seed=1), 1)
+    (expected,) = watched.propose(row)
+    first, second, *_ = row.table.blocks
+    other.table.blocks = [next(block for block in range(8) if block not in row.table.blocks), second]
+    watched.propose(other, budget=8)
+    assert watched.propose(row) == [expected]
+    assert (row.table.blocks[0], watched.passes) == (first, [24])
+
+
 def test_the_blocks_of_a_common_beginning_are_read_once(target, drafts) -> None:
     """Two sequences whose tables begin with the same blocks do not take them from each other."""
     watched = Watched(drafts["coarse"], target)
