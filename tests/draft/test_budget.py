@@ -245,3 +245,25 @@ def test_decisions_are_counted() -> None:
     assert stats.proposed > verified
     assert stats.quiet_passes == len(course.passes) - course.row.stats.asked_by_drafter["script"] > 100
     assert len(course.passes) <= stats.expected < 1.2 * len(course.passes)
+
+
+def test_reading_is_not_the_price_of_asking() -> None:
+    """What a drafter takes to read a prompt comes once; a price that held it would silence a drafter that pays."""
+    clock = Clock()
+
+    class Reader(Scripted):
+        def read(self, sequences: Many[Sequence]) -> None:
+            assert [s.id for s in sequences] == [0], "those that are asked for, and they alone"
+            clock.now += 1000.0 * (self.asked == 0)
+
+    reader = Reader(lambda s, n: draft_of([-1], [0.9]), clock, 0.1)
+    budget = Budget(reader, costs_of(CURVES["3 %"]), Stats(), clock)
+    rows = [sequence([1], number=0), sequence([1], number=1)]
+    for asked in range(1, 20):
+        right = asked % 3 > 0
+        drafts = budget.propose(rows, [4, 0], 2)
+        assert [len(draft) for draft in drafts] == [1, 0]
+        assert reader.asked == asked
+        step = Step(tuple(Span(s, 0, 1, d) for s, d in zip(rows, drafts, strict=True)))
+        forward = Forward(torch.zeros(3, 4), (slice(0, 2), slice(2, 3)))
+        budget.observe(step, forward, [Verdict((0,), 1) if right else Verdict((), 1), Verdict((), 1)])

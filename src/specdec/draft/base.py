@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
@@ -32,8 +34,14 @@ class Drafter(ABC):
     name: str
     taps: tuple[int, ...] = ()
     """Layers whose hidden states ``observe`` needs."""
+    card: Mapping[str, Any] | None = None
+    """What is known of a trained drafter, for people; None for one that was not trained."""
     thrifty = False
     """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
+
+    def read(self, sequences: Many[Sequence]) -> None:  # noqa: B027
+        """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with the same ones:
+        what this takes is not counted as the price of asking, which would otherwise look too dear after every prompt."""
 
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:

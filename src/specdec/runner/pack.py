@@ -7,87 +7,135 @@ a list of slots in order of position, so the model and the attention need not kn
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+
 import numpy as np
 import torch
 
 from specdec.kernels.base import Rows
 from specdec.models.base import Batch
 from specdec.tree import ancestors
-from specdec.types import Step
+from specdec.types import Sequence, Step
+
+
+class Lines:
+    """The rows of a pass while they are gathered: plain lists with an entry for each row."""
+
+    def __init__(self) -> None:
+        self.tables: list[list[int]] = []
+        """Block tables, one for each sequence."""
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.lengths: list[int] = []
+        self.owner: list[int] = []
+        """Which of the tables is the row's."""
+        self.slot: list[int] = []
+        self.prefix: list[int] = []
+        self.path: list[list[int]] = []
+        self.wanted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def begin(self, sequence: Sequence) -> None:
+        """What follows, until the next call, are rows of this sequence; some must."""
+        self._sequence = sequence
+        self.tables.append(sequence.table.blocks)
+
+    def committed(self, start: int, stop: int) -> None:
+        """Rows of committed tokens [start, stop)."""
+        self.tokens += self._sequence.tokens[start:stop]
+        self.positions += range(start, stop)
+        self.slot += range(start, stop)
+        self.prefix += range(start + 1, stop + 1)
+        self.path += [[]] * (stop - start)
+        self._done()
+
+    def drafted(self, tokens: Iterable[int], paths: Iterable[Many[int]]) -> None:
+        """Rows of drafted tokens.
+
+        Args:
+            paths: the slots that each sees past the committed tokens, root first: its ancestors' and the one that it goes to.
+        """
+        stop = len(self._sequence.tokens)
+        self.tokens += tokens
+        for path in paths:
+            n, last = len(path), path[-1]
+            self.positions.append(stop + n - 1)
+            self.slot.append(last)
+            in_line = last == stop + n - 1  # slots only grow along a path: these are all that follow the committed ones
+            self.prefix.append(stop + n if in_line else stop)
+            self.path.append([] if in_line else [*path])
+        self._done()
+
+    def _done(self) -> None:
+        new = self.positions[len(self.lengths) :]
+        self.lengths += [max(self._sequence.n_prompt, position + 1) for position in new]
+        self.owner += [len(self.tables) - 1] * len(new)
+
+    def batch(self, device: torch.device) -> Batch:
+        """The same as tensors."""
+        width = max(map(len, self.path))
+        longest_table = max(map(len, self.tables))
+        n, s, w = len(self.tokens), len(self.tables), len(self.wanted)
+        # One array for each width of integer, and one copy to the device: a tensor made on its own costs as much as all
+        # of these.
+        wide = torch.from_numpy(np.array(self.tokens + self.positions + self.lengths + self.wanted, np.int64)).to(device)
+        entries: list[int] = self.owner + self.slot + self.prefix + [len(p) for p in self.path]
+        for blocks in self.tables:
+            entries += blocks
+            entries += [0] * (longest_table - len(blocks))
+        if width:
+            for p in self.path:
+                entries += p
+                entries += [-1] * (width - len(p))
+        small = torch.from_numpy(np.array(entries, np.int32)).to(device)
+        wides = torch.split(wide, [n, n, n, w])
+        narrows = torch.split(small, [n, n, n, n, s * longest_table, n * width])
+        return Batch(
+            tokens=wides[0],
+            positions=wides[1],
+            lengths=wides[2],
+            rows=Rows(
+                sequence=narrows[0],
+                slot=narrows[1],
+                prefix=narrows[2],
+                n_path=narrows[3],
+                tables=narrows[4].view(s, longest_table),
+                path=narrows[5].view(n, width),
+            ),
+            wanted=wides[3],
+            longest=max(self.lengths),
+        )
+
+
+def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
+    """The rows of a step.
+
+    Returns:
+        The lines, and for each span its rows among the wanted ones: those to verify, and those that score its prompt.
+    """
+    lines = Lines()
+    verified: list[slice] = []
+    scoring: list[slice] = []
+    for span in step:
+        sequence, start, stop, tree = span.sequence, span.start, span.stop, span.draft.tree
+        sequence.table.check_writable(start, stop + len(tree))
+        first_row, scored = len(lines), len(lines.wanted)
+        lines.wanted += [first_row + position - 1 - start for position in span.scored]
+        first = len(lines.wanted)
+        if span.complete:
+            lines.wanted += range(first_row + stop - 1 - start, first_row + span.n_rows)
+        scoring.append(slice(scored, first))
+        verified.append(slice(first, len(lines.wanted)))
+        lines.begin(sequence)
+        lines.committed(start, stop)
+        lines.drafted(tree.tokens, ([stop + node for node in nodes] for nodes in ancestors(tree)))
+    return lines, tuple(verified), tuple(scoring)
 
 
 def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...], tuple[slice, ...]]:
-    """Flatten a step.
-
-    Returns:
-        The batch, and for each span its rows among the wanted ones: those to verify, and those that score its prompt.
-    """
-    tokens: list[int] = []
-    positions: list[int] = []
-    lengths: list[int] = []
-    owner: list[int] = []
-    slot: list[int] = []
-    prefix: list[int] = []
-    path: list[list[int]] = []
-    wanted: list[int] = []
-    verified: list[slice] = []
-    scoring: list[slice] = []
-
-    for index, span in enumerate(step):
-        sequence, start, stop = span.sequence, span.start, span.stop
-        sequence.table.check_writable(start, stop + len(span.draft))
-        scored = len(wanted)
-        wanted += [len(tokens) + position - 1 - start for position in span.scored]
-        first = len(wanted)
-        if span.complete:
-            wanted += range(len(tokens) + stop - 1 - start, len(tokens) + span.n_rows)
-        scoring.append(slice(scored, first))
-        verified.append(slice(first, len(wanted)))
-
-        tokens += sequence.tokens[start:stop]
-        positions += range(start, stop)
-        slot += range(start, stop)
-        prefix += range(start + 1, stop + 1)
-        path += [[]] * (stop - start)
-        tokens += span.draft.tree.tokens
-        for node, nodes in enumerate(ancestors(span.draft.tree)):
-            positions.append(stop + len(nodes) - 1)
-            slot.append(stop + node)
-            in_line = node == len(nodes) - 1  # its ancestors are all the nodes before it
-            prefix.append(stop + len(nodes) if in_line else stop)
-            path.append([] if in_line else [stop + ancestor for ancestor in nodes])
-        lengths += [max(sequence.n_prompt, position + 1) for position in positions[len(lengths) :]]
-        owner += [index] * span.n_rows
-
-    width = max(map(len, path))
-    longest_table = max(len(span.sequence.table.blocks) for span in step)
-    tables = [blocks + [0] * (longest_table - len(blocks)) for blocks in (span.sequence.table.blocks for span in step)]
-    n, s, w = len(tokens), len(tables), len(wanted)
-    # One array for each width of integer, and one copy to the device: a tensor made on its own costs as much as all of these.
-    wide = torch.from_numpy(np.array(tokens + positions + lengths + wanted, np.int64)).to(device)
-    entries: list[int] = owner + slot + prefix + [len(p) for p in path]
-    for blocks in tables:
-        entries += blocks
-    if width:
-        for p in path:
-            entries += p
-            entries += [-1] * (width - len(p))
-    small = torch.from_numpy(np.array(entries, np.int32)).to(device)
-    wides = torch.split(wide, [n, n, n, w])
-    narrows = torch.split(small, [n, n, n, n, s * longest_table, n * width])
-    batch = Batch(
-        tokens=wides[0],
-        positions=wides[1],
-        lengths=wides[2],
-        rows=Rows(
-            sequence=narrows[0],
-            slot=narrows[1],
-            prefix=narrows[2],
-            n_path=narrows[3],
-            tables=narrows[4].view(s, longest_table),
-            path=narrows[5].view(n, width),
-        ),
-        wanted=wides[3],
-        longest=max(lengths),
-    )
-    return batch, tuple(verified), tuple(scoring)
+    """``lay_out``, the lines as tensors."""
+    lines, verified, scoring = lay_out(step)
+    return lines.batch(device), verified, scoring

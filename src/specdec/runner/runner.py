@@ -9,8 +9,11 @@ from torch import Tensor
 
 from specdec.attention.base import Attention
 from specdec.models.base import Model
-from specdec.runner.pack import pack
+from specdec.runner.pack import Lines, lay_out
 from specdec.types import Forward, Step
+
+Result = tuple[Tensor, dict[int, Tensor]]
+"""Logits of the wanted rows, and taps."""
 
 
 class Runner:
@@ -21,15 +24,19 @@ class Runner:
         self._attention = attention
         self._taps = taps
 
-    @torch.inference_mode()
     def forward(self, step: Step) -> Forward:
         """Run all rows of a step in one pass; keys and values of every row are in the pool afterwards.
 
         Logits come to the host, where tokens are chosen, in one transfer; taps stay where the model is.
         """
-        batch, rows, prompt_rows = pack(step, self.model.device)
-        logits, taps = self.model.forward(batch, self._attention, self._taps)
+        lines, rows, prompt_rows = lay_out(step)
+        logits, taps = self.run(lines)
         return Forward(to_host(logits), rows, prompt_rows, taps)
+
+    @torch.inference_mode()
+    def run(self, lines: Lines) -> Result:
+        """Run rows that need not be those of a step; all stays where the model is. The logits last until the next pass."""
+        return self.model.forward(lines.batch(self.model.device), self._attention, self._taps)
 
 
 def to_host(x: Tensor) -> Tensor:
