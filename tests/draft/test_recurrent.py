@@ -226,6 +226,26 @@ def test_batches_draft_what_each_sequence_drafts_alone(model, kind: str) -> None
         assert alone.estimates == pytest.approx(among.estimates, rel=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "q8", "q4"])
+def test_a_pass_in_one_native_call_gives_the_same_drafts(model, precision: str) -> None:
+    """EAGLE-3's layer in one call and operation by operation: the same trees, the same estimates to the last bit."""
+    if ops().name == "torch":
+        pytest.skip("there is no such call here")
+    request = requests_of(3, 1.0, seed=4)[-1]
+    drafted = []
+    for fused in (True, False):
+        recurrent = drafter_of(model, random_head(model, "eagle3"), trained_precision=precision)
+        assert recurrent._layers._fused is not None
+        if not fused:
+            recurrent._layers._fused = None
+        watched = Watched(recurrent, request.prompt)
+        run(make_engine(model, ops(), drafter=watched), [request])
+        drafted.append(watched.seen)
+    both = drafted[0].keys() & drafted[1].keys()
+    assert len(both) > 10
+    assert all(drafted[0][n] == drafted[1][n] for n in both)
+
+
 @pytest.mark.parametrize(("settings", "reason"), [
     ({"hidden_size": 32}, "width 32"),
     ({"vocab_size": 300}, "300 tokens"),
