@@ -69,6 +69,11 @@ class OnDevice(Kernels):
     def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
         return self.kernels.race(z, seed, position, temperature)
 
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return self.kernels.candidates(logits, heat, seeds, positions, k, names)
+
 
 def _moved(rows: Rows) -> Rows:
     fields = (rows.tables, rows.sequence, rows.slot, rows.prefix, rows.path, rows.n_path)
