@@ -73,7 +73,7 @@ def test_no_head_changes_a_token(tmp_path, kind: str, temperature: float) -> Non
     model = load(tmp_path, "q8")
     requests = requests_of(6, temperature)
     alone = [run(make_engine(model, ops()), [request])[0] for request in requests]
-    for config in ({}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}, {"max_nodes": 1}, {"max_sequences": 2}):
+    for config in ({}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}, {"max_nodes": 1}):
         drafter = drafter_of(model, random_head(model, kind), trained_precision="q8")
         engine = poisoned(model, drafter, drafter, **config)
         answers = run(engine, requests)
@@ -244,6 +244,8 @@ def test_a_pass_in_one_native_call_gives_the_same_drafts(model, precision: str) 
     both = drafted[0].keys() & drafted[1].keys()
     assert len(both) > 10
     assert all(drafted[0][n] == drafted[1][n] for n in both)
+    other = drafter_of(model, random_head(model, "eagle3", normed_residual=True), trained_precision=precision)
+    assert other._layers._fused is None, "it does not do this"
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

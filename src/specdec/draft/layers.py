@@ -140,7 +140,7 @@ class Layers:
 def _fusable(head: RecurrentHead, output: Linear, embedding: Embedding) -> DecoderWeights | None:
     """What a pass in one native call takes; None where the head is of another kind or not packed for the CPU."""
     c = head.config
-    if c.kind != "eagle3":
+    if c.kind != "eagle3" or c.normed_residual:
         return None
     layer, norms = head.layers[0], (head.embedding_norms[0], head.state_norms[0], head.layers[0].ffn_norm, head.norms[0])
     products = [m.linear.matrix() for m in (layer.qkv, layer.out, layer.gate_up, layer.down) if isinstance(m, PackedLinear)]
