@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
-from specdec.cli import bench
+from specdec.cli import bench, train
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.info import info
@@ -23,6 +23,7 @@ app = typer.Typer(
 for command in (generate, chat, pull, info):
     app.command()(command)
 app.add_typer(bench.app)
+app.add_typer(train.app)
 
 
 def _version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ class CheckpointWeights(Weights):
     def __init__(self, folder: Path) -> None:
         config = folder / "config.json"
         architecture = from_config(read_json(config), config)
-        self.files = _tensor_files(folder)
+        self.files = tensor_files(folder)
         super().__init__(folder, architecture, {name for name in self.files if not name.endswith("rotary_emb.inv_freq")})
         if architecture.tied and HEAD in self.files:
             self.used.add(HEAD)
@@ -115,7 +115,7 @@ def open_shard(path: Path) -> Any:
         raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again") from None
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
+def tensor_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> the file that holds it, by what the files themselves say."""
     index = folder / INDEX
     promised: dict[str, str] = {}

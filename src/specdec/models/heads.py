@@ -15,7 +15,7 @@ logits are the target's opinion of x_{i+1}:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,7 +74,9 @@ class HeadConfig:
     ffn_size: int = 0
     rope_theta: float = 10_000.0
     fc_bias: bool = False
-    """EAGLE-1 and -2: the product that joins embedding and feature has a bias."""
+    """EAGLE: the product that joins embedding and feature, or that joins the features, has a bias."""
+    normed_residual: bool = False
+    """EAGLE-3: the residual stream begins with the normed state, as in some published heads, instead of the state itself."""
     hidden_first: bool = False
     """MTP: features come before the embedding where both are joined (the paper's order; checkpoints have the other)."""
 
@@ -85,6 +87,8 @@ class HeadConfig:
             raise ConfigError(f"only the last layer's output can be normed, got taps {self.taps}")
         if self.kind != "eagle3" and len(self.taps) != 1:
             raise ConfigError(f"a head of kind {self.kind} takes one tap, got {self.taps}")
+        if (self.fc_bias and self.kind not in ("eagle", "eagle3")) or (self.normed_residual and self.kind != "eagle3"):
+            raise ConfigError(f"fc_bias and normed_residual are settings of EAGLE heads, and this one is of kind {self.kind}")
         if self.kind != "medusa" and not (self.n_heads and self.n_kv_heads and self.head_dim and self.ffn_size):
             raise ConfigError(f"a head of kind {self.kind} needs n_heads, n_kv_heads, head_dim and ffn_size")
         if self.depth < 1 or self.blocks < 1 or (self.vocabulary is not None and not 1 <= self.vocabulary <= self.vocab_size):
@@ -223,7 +227,7 @@ class RecurrentHead(nn.Module):
         self.config = config
         d, kind, eps = config.hidden_size, config.kind, config.rms_eps
         n = config.n_modules
-        self.fuse = nn.Linear(len(config.taps) * d, d, bias=False) if kind == "eagle3" else nn.Identity()
+        self.fuse = nn.Linear(len(config.taps) * d, d, bias=config.fc_bias) if kind == "eagle3" else nn.Identity()
         self.joins = nn.ModuleList()
         """Per module: embedding and state to one vector (eagle, mtp)."""
         self.embedding_norms = nn.ModuleList()
@@ -253,18 +257,22 @@ class RecurrentHead(nn.Module):
 
     def forward(self, embedded: Tensor, state: Tensor, attend: Attend, module: int = 0) -> Tensor:
         """One step: e(x_{j+1}) and the state of position j, both [..., d] -> the new state [..., d]."""
+        x, inputs = self.inputs(embedded, state, module)
+        new: Tensor = self.layers[module](x, inputs, attend)
+        return new
+
+    def inputs(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+        """What a module's layer gets: the residual stream [..., d], and what query, key and value are computed from."""
         kind = self.config.kind
         if kind == "eagle3":
-            inputs = torch.cat([self.embedding_norms[module](embedded), self.state_norms[module](state)], -1)
-            new: Tensor = self.layers[module](state, inputs, attend)
-            return new
+            normed = self.state_norms[module](state)
+            x = normed if self.config.normed_residual else state
+            return x, torch.cat([self.embedding_norms[module](embedded), normed], -1)
         if kind == "mtp":
             embedded, state = self.embedding_norms[module](embedded), self.state_norms[module](state)
         pair = [state, embedded] if self.config.hidden_first else [embedded, state]
         x = self.joins[module](torch.cat(pair, -1))
-        inputs = self.input_norms[module](x) if kind == "mtp" else x
-        after: Tensor = self.layers[module](x, inputs, attend)
-        return after
+        return x, self.input_norms[module](x) if kind == "mtp" else x
 
     def ready(self, state: Tensor, module: int = 0) -> Tensor:
         """What the output matrix multiplies: it gives the logits of x_{j+2}."""
@@ -284,3 +292,26 @@ Head = MedusaHead | RecurrentHead
 def make_head(config: HeadConfig) -> Head:
     """A head that has not been trained."""
     return RecurrentHead(config) if config.recurrent else MedusaHead(config)
+
+
+def fill(head: Head, tensors: Mapping[str, Tensor]) -> None:
+    """Give a head its weights, by the names of its modules.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, of another shape or not of floats; the message names it.
+    """
+    own = head.state_dict()
+    if odd := sorted(set(own) ^ set(tensors)):
+        raise ValueError(f"tensor {odd[0]} is {'missing' if odd[0] in own else 'not part of such a head'}")
+    for name, value in tensors.items():
+        if value.shape != own[name].shape or not value.is_floating_point():
+            raise ValueError(
+                f"tensor {name} is {value.dtype} {list(value.shape)}, the head needs floats {list(own[name].shape)}"
+            )
+    head.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+
+
+def is_vocabulary(ids: Tensor, vocab_size: int) -> bool:
+    """Are these ids [Vd] different tokens of a vocabulary?"""
+    inside = int(ids.min()) >= 0 and int(ids.max()) < vocab_size
+    return inside and int(torch.bincount(ids).max()) == 1

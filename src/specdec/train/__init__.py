@@ -1,0 +1,1 @@
+"""Training of drafters: the target answers prompts, and heads learn to foresee its answers."""

@@ -1,0 +1,213 @@
+"""Prompts, and the target's own answers to them: a drafter learns to foresee what the target says, not what is right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.config import ConfigError, SamplingParams
+from specdec.llm import LLM
+
+TEMPERATURES = (0.0, 0.0, 1.0, 0.0, 0.7)
+"""Answer i is sampled at the (i mod 5)th of these."""
+_TOGETHER = 64
+"""Prompts that are answered before anything is written."""
+_NAMED = 5
+"""Bad lines that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request."""
+
+    task: str
+    request: str | tuple[Mapping[str, str], ...]
+    """What the user says, or a conversation of mappings with ``role`` and ``content``."""
+    raw: bool = False
+    """The text is continued as it stands, without a chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what the target answered, as token ids."""
+
+    index: int
+    """Of the prompt."""
+    task: str
+    temperature: float
+    n_prompt: int
+    tokens: tuple[int, ...]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read prompts, one JSON object a line; empty lines are skipped.
+
+    A line has ``prompt`` (text), ``messages`` (a conversation), ``turns`` (what the user says in turn; the first is asked) or
+    ``text`` (continued as it stands), and may have ``task``. Other keys are not used.
+
+    Raises:
+        ConfigError: lines that cannot be used, each with its number and the reason; or there is none that can.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    prompts, bad = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                prompts.append(_prompt(line))
+            except ValueError as error:
+                bad.append(f"line {number}: {error}")
+    if bad:
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise ConfigError(f"{path}: {len(bad)} of {len(lines)} lines cannot be used: {'; '.join(bad[:_NAMED])}{more}")
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts: one JSON object a line is expected")
+    return prompts
+
+
+def _prompt(line: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a JSON object is expected, got {line.strip()[:40]!r}")
+    kinds = [key for key in ("prompt", "messages", "turns", "text") if key in record]
+    if len(kinds) != 1:
+        raise ValueError(f"one of prompt, messages, turns and text is needed, got the keys {', '.join(record) or '(none)'}")
+    task, value = record.get("task", "other"), record[kinds[0]]
+    if not isinstance(task, str) or not task:
+        raise ValueError(f"task must be text that is not empty, got {task!r}")
+    if kinds[0] == "messages":
+        return Prompt(task, _messages(value))
+    if kinds[0] == "turns":
+        value = value[0] if isinstance(value, list) and value else None
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{kinds[0]} must be text that is not empty, got {value!r:.40}")
+    return Prompt(task, value, raw=kinds[0] == "text")
+
+
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    fine = isinstance(value, list) and value
+    if not fine or not all(isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content")) for m in value):
+        raise ValueError('messages must be a list of objects with the texts "role" and "content"')
+    return tuple({"role": m["role"], "content": m["content"]} for m in value)
+
+
+def read_answers(path: Path, vocab_size: int) -> list[Answer]:
+    """Read answers; a last line that was cut short is left out, and one that says nothing to learn from.
+
+    Raises:
+        ConfigError: a line that is no answer of this model.
+    """
+    answers = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            answer = Answer(
+                int(record["index"]),
+                str(record.get("task", "other")),
+                float(record["temperature"]),
+                int(record["n_prompt"]),
+                tuple(record["tokens"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not an answer ({error!r}); delete the file to make answers anew"
+            ) from error
+        if not 1 <= answer.n_prompt <= len(answer.tokens) or not all(0 <= t < vocab_size for t in answer.tokens):
+            raise ConfigError(
+                f"{path}, line {number}: tokens do not fit this model's vocabulary of {vocab_size}, or n_prompt is wrong"
+            )
+        answers.append(answer)
+    return answers
+
+
+def make_answers(
+    llm: LLM,
+    prompts: Many[Prompt],
+    path: Path,
+    max_tokens: int,
+    made: Callable[[int, int], None],
+    temperatures: Many[float] = TEMPERATURES,
+) -> None:
+    """Have the target answer the prompts, going on where a file of answers ends.
+
+    Prompts are answered in order, some at a time, each with its own number as the seed: the file is the same however often
+    the work was interrupted. A prompt that the engine refuses (too long) is left out.
+
+    Args:
+        path: of the file of answers, which is appended to.
+        made: called with the prompts answered so far and their tokens.
+
+    Raises:
+        ConfigError: the file holds answers to other prompts, or none can be answered.
+    """
+    done = _take_up(path, len(prompts))
+    longest = llm.engine.max_len - 1
+    n_tokens = 0
+    with path.open("a", encoding="utf-8") as file:
+        for start in range(done, len(prompts), _TOGETHER):
+            part = range(start, min(start + _TOGETHER, len(prompts)))
+            ids = {i: tokens for i in part if len(tokens := _ids(llm, prompts[i])) < longest}
+            params = [
+                SamplingParams(temperature=temperatures[i % len(temperatures)], max_tokens=max_tokens, seed=i) for i in ids
+            ]
+            results = llm.generate(list(ids.values()), params) if ids else []
+            for i, p, result in zip(ids, params, results, strict=True):
+                record = {
+                    "index": i,
+                    "task": prompts[i].task,
+                    "temperature": p.temperature,
+                    "n_prompt": len(ids[i]),
+                    "tokens": [*ids[i], *result.tokens],
+                }
+                file.write(json.dumps(record) + "\n")
+                n_tokens += len(result.tokens)
+            file.flush()
+            os.fsync(file.fileno())
+            made(part.stop, n_tokens)
+
+
+def held_out(answer: Answer, share: float) -> bool:
+    """Is this prompt kept for evaluation? Decided by its tokens alone, so that copies of a prompt go the same way."""
+    digest = hashlib.sha256(json.dumps(answer.tokens[: answer.n_prompt]).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _ids(llm: LLM, prompt: Prompt) -> list[int]:
+    if prompt.raw or (isinstance(prompt.request, str) and not llm.tokenizer.has_chat_template):
+        return llm.tokenizer.encode(str(prompt.request), add_special=True)
+    request = prompt.request
+    return llm.tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
+
+
+def _take_up(path: Path, n_prompts: int) -> int:
+    """How many prompts are answered; a line that was cut short is removed from the file."""
+    if not path.exists():
+        path.touch()
+        return 0
+    lines = _whole_lines(path)
+    size = sum(len(line.encode()) + 1 for line in lines)
+    if size < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(size)
+    if not lines:
+        return 0
+    done = 1 + int(json.loads(lines[-1])["index"])
+    if done > n_prompts:
+        raise ConfigError(f"{path} holds answers to {done} prompts, but there are {n_prompts}: choose another folder")
+    return done
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that are complete."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]

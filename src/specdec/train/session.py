@@ -1,0 +1,187 @@
+"""From a model and prompts to a trained drafter in a folder."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.bench.provenance import provenance
+from specdec.config import ConfigError
+from specdec.llm import LLM
+from specdec.models.decoder import Decoder
+from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_files import save_head
+from specdec.models.heads import Head, HeadConfig, MedusaHead, make_head
+from specdec.train import checkpoint, vocabulary
+from specdec.train.batch import Batch
+from specdec.train.data import held_out, read_answers
+from specdec.train.features import Store, Teacher
+from specdec.train.loop import Run, Watch, grouped
+from specdec.train.losses import Output
+from specdec.train.settings import GIGABYTE, TrainConfig
+
+_FEWEST = 20
+"""Answers to train on, at least."""
+
+
+class Reporter(Watch, Protocol):
+    """Is told everything that happens."""
+
+    def answering(self, done: int, total: int, tokens: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of it."""
+
+    config: HeadConfig
+    head: Head
+    ids: Tensor | None
+    """int64 [V']: the tokens that it drafts, where those are not all"""
+    measured: dict[str, Any]
+    history: list[dict[str, Any]]
+    curve: list[list[float]]
+    data: dict[str, Any]
+    seconds: float
+
+
+def head_config(model: Decoder, config: TrainConfig) -> HeadConfig:
+    """What the head of a run is made of, for this model.
+
+    Raises:
+        ConfigError: the model has not the layers, or the settings do not go together.
+    """
+    a, kind = model.architecture, config.kind
+    layers = a.n_layers
+    taps = config.taps
+    if taps is None:
+        taps = (layers - 1,) if kind != "eagle3" else tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
+    if max(taps) >= layers:
+        raise ConfigError(f"taps must be layers of the model, 0 to {layers - 1}, got {taps}")
+    return HeadConfig(
+        kind=kind,
+        hidden_size=a.hidden_size,
+        vocab_size=a.vocab_size,
+        taps=taps,
+        normed=kind in ("medusa", "eagle"),
+        vocabulary=config.vocabulary if 0 < config.vocabulary < a.vocab_size else None,
+        rms_eps=a.rms_eps,
+        depth=config.modules if kind == "mtp" else config.steps,
+        blocks=config.blocks,
+        correction=config.correction if kind == "medusa" else "none",
+        rank=config.rank,
+        n_heads=a.n_heads,
+        n_kv_heads=a.n_kv_heads,
+        head_dim=a.head_dim,
+        ffn_size=config.ffn_size or a.ffn_size,
+        rope_theta=a.rope.theta,
+    )
+
+
+def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, reporter: Reporter, **about: Any) -> Trained:
+    """Train a head on answers of the target.
+
+    Args:
+        answers: a file of ``data.make_answers``.
+        out: the folder of the run; a run that is there is taken up.
+        about: what else must be the same when it is taken up.
+
+    Raises:
+        ConfigError: the answers are too few or not this model's, settings do not go together, or the disk is full.
+    """
+    model = llm.engine.model
+    if not isinstance(model, Decoder):
+        raise ConfigError("drafters can be trained for models that run on this engine's own decoder")
+    shape = head_config(model, config)
+    usable = [a for a in read_answers(answers, model.shape.vocab_size) if len(a.tokens) - a.n_prompt >= 2]
+    kept = [a for a in usable if held_out(a, config.held_out)]
+    learned = [a for a in usable if not held_out(a, config.held_out)]
+    if len(learned) < _FEWEST or not kept:
+        raise ConfigError(f"{answers}: {len(learned)} answers to learn from and {len(kept)} to measure on are too few")
+    digest = hashlib.sha256(answers.read_bytes()).hexdigest()[:16]
+    checkpoint.agree(out, config, model=llm.name, precision=model.precision, answers=digest, **about)
+
+    device = model.device
+    ids = vocabulary.choose(learned, config.vocabulary, model.shape.vocab_size, always_drafted(llm)).to(device)
+    facts = {
+        "answers": len(learned),
+        "held_out_answers": len(kept),
+        "tokens": sum(len(a.tokens) - a.n_prompt for a in learned),
+        "digest": digest,
+        "vocabulary": len(ids),
+        "coverage": vocabulary.coverage(kept, ids.cpu()),
+        "tasks": sorted({a.task for a in learned}),
+    }
+    reporter.note(
+        f"{facts['answers']} answers ({facts['tokens']} tokens) to learn from, {facts['held_out_answers']} held out; "
+        f"{len(ids)} tokens can be drafted, {facts['coverage']:.2%} of those said there"
+    )
+    output = Output.of(model.head.rows(ids), ids, model.shape.vocab_size)
+    teacher = Teacher(model, llm.kernels, shape.taps, shape.normed)
+    bound = int(config.cache_gb * GIGABYTE)
+    aside = Store(teacher, kept, out / "features", "held-out", bound)
+    batches = [Batch.of(group, device) for i in range(len(aside)) for group in grouped(aside[i], config.batch)]
+    torch.manual_seed(config.seed)
+    head = make_head(shape).to(device)
+    start(head, model)
+    n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
+    embed = _embedding(model)
+    shards = Store(teacher, learned, out / "features", "answers", bound)
+    run = Run(head, config, embed, output, shards, n_anchors, batches, out)
+    run.run(reporter)
+    best = max(run.history, key=lambda entry: entry["tau"])
+    return Trained(shape, head, ids if shape.vocabulary else None, best, run.history, run.curve, facts, run.seconds)
+
+
+def start(head: Head, model: Decoder) -> None:
+    """Give an untrained head what it can take from the target: the last norm, and the last tap as the state."""
+    if isinstance(head, MedusaHead):
+        return
+    with torch.no_grad():
+        for norm in head.norms:
+            norm.weight.copy_(model.norm)
+        if head.config.kind == "eagle3":
+            d = head.config.hidden_size
+            weight = head.fuse.weight
+            weight.mul_(0.1)
+            weight[:, -d:] += torch.eye(d, device=weight.device)
+
+
+def always_drafted(llm: LLM) -> frozenset[int]:
+    """Tokens that a drafter can always draft: ends, line breaks, spaces and digits."""
+    ids = set(llm.end_tokens)
+    for text in ("\n", "\n\n", " ", *"0123456789", *".,:;!?()"):
+        tokens = llm.tokenizer.encode(text, add_special=False)
+        ids |= set(tokens) if len(tokens) == 1 else set()
+    return frozenset(ids)
+
+
+def _embedding(model: Decoder) -> Callable[[Tensor], Tensor]:
+    def embed(ids: Tensor) -> Tensor:
+        return model.embedding(ids)
+
+    return embed
+
+
+def save(llm: LLM, trained: Trained, out: Path) -> None:
+    """Write the head with where it comes from and what was measured of it, so that the folder is a drafter.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    model = llm.engine.model
+    assert isinstance(model, Decoder)
+    origin = provenance(model=llm.name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
+    head = copy.deepcopy(trained.head).to(torch.bfloat16)
+    ids = None if trained.ids is None else trained.ids.cpu()
+    target = Fingerprint.of(model, llm.name)
+    save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
