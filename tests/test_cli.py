@@ -23,6 +23,10 @@ from specdec.cli import app, render
 from specdec.cli.chat import Conversation
 from specdec.config import SamplingParams
 from specdec.llm import LLM, Stream
+from specdec.models.decoder import Decoder
+from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_files import save_head
+from specdec.models.heads import HeadConfig, make_head
 from specdec.results import Chunk
 
 PROMPT = "tick tock tick tock"
@@ -135,6 +139,56 @@ def test_json_is_one_strict_object_with_everything(run: Callable[..., Any], llm:
     assert answer["speculation"] == ["suffix", "recycling"]
     assert answer["exact"] is True
     assert answer["stats"]["tokens_per_pass"] == len(answer["tokens"]) / answer["stats"]["target_passes"]
+
+
+@pytest.fixture(scope="module")
+def head(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained head for the tiny model, that was never trained."""
+    config = HeadConfig(
+        kind="mtp", hidden_size=64, vocab_size=320, taps=(1,), n_heads=4, n_kv_heads=2, head_dim=16, ffn_size=96, depth=1
+    )
+    model = LLM(str(folder), precision="fp32", speculation="off", self_test=False).engine.model
+    assert isinstance(model, Decoder)
+    place, tau = tmp_path_factory.mktemp("head"), {"chat": 3.125, "code": 2.5}
+    save_head(
+        place,
+        make_head(config),
+        target=Fingerprint.of(model, "tiny"),
+        provenance={"hours": 1.5, "command": "specdec train mtp"},
+        measured={"tau": tau, "accuracy": [[0.5]]},
+    )
+    return place
+
+
+def test_a_trained_drafter_runs_and_shows(run: Callable[..., Any], head: Path, llm: LLM) -> None:
+    """It changes no token; --json names it, and info shows what it is, how it was made and its figures."""
+    (expected,) = llm.generate(PROMPT, GREEDY)
+    answer = strict(run("generate", PROMPT, "--raw", "--max-tokens", "8", "--json", "--drafter", str(head)).stdout)
+    assert answer["speculation"] == ["suffix", "mtp", "recycling"]
+    assert tuple(answer["tokens"]) == expected.tokens
+    result = run("info", "--drafter", str(head))
+    words = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    for part in (
+        "mtp, ",
+        "parameters",
+        "drafts 320 tokens",
+        "hours 1.5",
+        "specdec train mtp",
+        "tau chat 3.125",
+        "tau code 2.5",
+    ):
+        assert part in words
+    facts = strict(run("info", "--json", "--drafter", str(head)).stdout)
+    assert facts["drafter"]["measured"]["accuracy"] == [[0.5]]
+    assert strict(run("info", "--json").stdout)["drafter"] is None
+
+
+def test_a_trained_drafter_that_is_not_there_is_one_line(run: Callable[..., Any], head: Path) -> None:
+    """So is one that speculation leaves no place for."""
+    assert "trained drafter: there is no model 'nothing'" in failure(run("generate", PROMPT, "--drafter", "nothing"))
+    assert "has no effect unless" in failure(run("generate", PROMPT, "--drafter", str(head), "--speculation", "suffix"))
+    assert "no trained drafter ships for this model" in failure(run("generate", PROMPT, "--speculation", "trained"))
 
 
 def test_json_of_several_answers(run: Callable[..., Any]) -> None:

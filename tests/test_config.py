@@ -80,6 +80,24 @@ def test_a_string_is_not_a_list_of_drafters() -> None:
         SpeculationConfig(drafters=("ngram", "ngram"))
 
 
+def test_trained_drafters_that_are_named_must_be_there() -> None:
+    """auto takes one if there is one; a name in the list, or of a drafter, is a demand."""
+    assert SpeculationConfig.parse("auto").trained == "auto"
+    assert SpeculationConfig.parse("suffix,trained").trained is None
+    assert SpeculationConfig.parse("suffix,trained", trained="x").trained == "x"
+    assert SpeculationConfig.parse("auto", trained="x").drafters == SpeculationConfig().drafters
+    for method in ("off", "suffix"):
+        with pytest.raises(ConfigError, match="the trained drafter 'x' has no effect unless"):
+            SpeculationConfig.parse(method, trained="x")
+    for name, value in [("trained", ""), ("trained", 3), ("trained_depth", 0), ("trained_width", 65), ("trained_nodes", 1.5)]:
+        with pytest.raises(ConfigError, match=f"{name} must be"):
+            SpeculationConfig(**{name: value})
+    with pytest.raises(ConfigError, match="trained_precision must be one of auto"):
+        SpeculationConfig(trained_precision="int3")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="trained_min_probability must be"):
+        SpeculationConfig(trained_min_probability=0.0)
+
+
 def test_off_and_auto_stand_alone() -> None:
     """In a list they are not offered as what would do."""
     assert SpeculationConfig.parse("off").drafters == ()

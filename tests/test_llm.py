@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -338,3 +339,24 @@ def test_half_a_character_is_a_request_error(llm: LLM, text: str) -> None:
     with pytest.raises(RequestError, match="surrogate"):
         llm.generate("hi", GREEDY.replace(bad_words=(text,)))
     assert idle(llm)
+
+
+def test_a_model_drafts_if_its_tokens_are_the_same(tmp_path: Path) -> None:
+    """A padded vocabulary works and changes no token; a permuted one is refused, and the error shows where it differs."""
+    target, padded, permuted = tiny(tmp_path / "target"), tiny(tmp_path / "padded", vocab_size=352), tiny(tmp_path / "permuted")
+    file = permuted / "tokenizer.json"
+    values = json.loads(file.read_text())
+    vocab = values["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    file.write_text(json.dumps(values))
+    settings = {"precision": "fp32", "self_test": False}
+    plain = LLM(str(target), speculation="off", **settings)
+    drafted = LLM(str(target), speculation="trained", drafter=str(padded), **settings)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=40)
+    (expected,), (found,) = plain.generate("tick tock", params), drafted.generate("tick tock", params)
+    assert found.tokens == expected.tokens
+    assert drafted.without_speculation().engine.drafters == ()
+    with pytest.raises(
+        ModelError, match=r"permuted cannot draft for this model.* 2 of 320 tokens differ.* 65: 'A' against 'B'"
+    ):
+        LLM(str(target), speculation="trained", drafter=str(permuted), **settings)

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar, cast
 
 Precision = Literal["auto", "blocks", "q4", "q8", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32")
-DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling")
+DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling", "trained")
+AUTO = "auto"
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -194,7 +195,7 @@ class SamplingParams:
 class SpeculationConfig:
     """Which drafters run and how wide a burst may be. None of it changes a token."""
 
-    drafters: tuple[str, ...] = ("suffix", "recycling")
+    drafters: tuple[str, ...] = ("suffix", "trained", "recycling")
     """Names from DRAFTERS, best first; empty is plain decoding."""
     max_nodes: int = 16
     """Most drafted nodes a sequence verifies in one pass; how many really are is decided by what they cost and bring."""
@@ -225,6 +226,9 @@ class SpeculationConfig:
     recycling_min_probability: float = 0.25
     """Successors less likely than this, by their own record, are not drafted."""
 
+    trained: str | None = AUTO
+    """Which trained drafter: a folder, an id on the Hugging Face hub, an alias, or a model to draft with. ``auto`` is the one
+    that ships for the model, and none where none does; None is the one that ships, and its absence is an error."""
     trained_depth: int = 5
     """Most tokens ahead that a trained drafter looks."""
     trained_width: int = 4
@@ -233,8 +237,9 @@ class SpeculationConfig:
     """Most nodes that a trained drafter adds to a tree."""
     trained_min_probability: float = 0.08
     """Nodes that are less likely to be accepted than this, by the trained drafter's own estimate, are not drafted."""
-    trained_precision: Precision = "q8"
-    """What the weights of a trained drafter are held in."""
+    trained_precision: Precision = "auto"
+    """What the weights of a trained drafter are held in: as for a model, ``auto`` keeps blocks and makes 8-bit ones of anything
+    else on a CPU, and is ``bf16`` elsewhere."""
 
     def __post_init__(self) -> None:
         rule = f"a list or tuple of names out of {', '.join(DRAFTERS)}"
@@ -258,6 +263,10 @@ class SpeculationConfig:
         _require_integer("recycling_successors", self.recycling_successors, 1, 32, "an integer in [1, 32]")
         _require_integer("recycling_nodes", self.recycling_nodes, 1, 64, "an integer in [1, 64]")
         _require_probability("recycling_min_probability", self.recycling_min_probability)
+        rule = "a folder, hub id or alias, auto, or None"
+        _require(self.trained is None or (isinstance(self.trained, str) and self.trained != ""), "trained", self.trained, rule)
+        if self.trained not in (None, AUTO) and "trained" not in self.drafters:
+            raise ConfigError(f"the trained drafter {self.trained!r} has no effect unless drafters (speculation) name trained")
         for name in ("trained_depth", "trained_width", "trained_nodes"):
             _require_integer(name, getattr(self, name), 1, 64, "an integer in [1, 64]")
         _require_probability("trained_min_probability", self.trained_min_probability)
@@ -265,11 +274,11 @@ class SpeculationConfig:
 
     @classmethod
     def parse(cls, method: str, **settings: Any) -> SpeculationConfig:
-        """``off``, ``auto``, or drafter names joined by commas."""
+        """``off``, ``auto``, or drafter names joined by commas. A trained drafter that is named must be there."""
         _require(isinstance(method, str), "speculation", method, "off, auto, or drafter names joined by commas")
         if method == "off":
             return cls(drafters=(), **settings)
-        if method == "auto":
+        if method == AUTO:
             return cls(**settings)
         names = tuple(name.strip() for name in method.split(","))
         known = ", ".join(DRAFTERS)
@@ -277,6 +286,8 @@ class SpeculationConfig:
             alone = f"one of off, auto, {known}, or several drafters joined by commas"
             among = f"a list out of {known} (off and auto stand alone)"
             _require(name in DRAFTERS, "speculation", name, alone if len(names) == 1 else among)
+        if "trained" in names:
+            settings = {"trained": None, **settings}
         return cls(drafters=names, **settings)
 
 

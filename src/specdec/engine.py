@@ -17,6 +17,7 @@ from specdec import attention, draft
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
+from specdec.draft.merge import Merge
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
@@ -85,6 +86,13 @@ class Engine:
             given = config.pass_seconds
             costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, 1 + speculation.max_nodes)
             self.budget = Budget(self.drafter, costs, self.stats, time.perf_counter)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """Those that run, best first."""
+        if self.drafter is None:
+            return ()
+        return self.drafter.drafters if isinstance(self.drafter, Merge) else (self.drafter,)
 
     @property
     def has_work(self) -> bool:

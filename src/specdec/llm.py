@@ -17,6 +17,7 @@ import torch
 
 from specdec import kernels as arithmetic
 from specdec.config import (
+    AUTO,
     DEFAULT_MODEL,
     ConfigError,
     EngineConfig,
@@ -31,8 +32,9 @@ from specdec.kernels.base import Kernels
 from specdec.models.base import Model
 from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
-from specdec.models.source import resolve
+from specdec.models.source import resolve, resolve_drafter
 from specdec.models.tokenizer import ChatTemplateError
+from specdec.models.vocabulary import check_vocabulary
 from specdec.results import Chunk, Result, Run
 from specdec.sampling import derive_seed
 from specdec.text import Decoder, TextStream
@@ -75,6 +77,8 @@ class LLM:
         revision: branch, tag or commit of a hub id.
         precision: arithmetic of the products; ``auto`` takes the best that the weights allow.
         speculation: ``off``, ``auto``, drafter names joined by commas, or a config. It changes the speed and nothing else.
+        drafter: the trained drafter: folder, hub id or alias of a trained head, or a model to draft with; None leaves it to
+            ``speculation``, whose ``auto`` takes the head that ships for the model, if one does.
         threads: of the whole process; None leaves the number as it is.
         max_len: longest prompt and output together; None takes the model's context.
         device: where the model runs; the native kernels run on ``cpu``.
@@ -93,6 +97,7 @@ class LLM:
         revision: str | None = None,
         precision: Precision = "auto",
         speculation: str | SpeculationConfig = "auto",
+        drafter: str | None = None,
         threads: int | None = None,
         max_len: int | None = None,
         device: str = "cpu",
@@ -102,16 +107,21 @@ class LLM:
         check_precision(precision)  # before anything is fetched
         if isinstance(speculation, str):
             speculation = SpeculationConfig.parse(speculation)
+        if drafter is not None:
+            speculation = dataclasses.replace(speculation, trained=drafter)
         where = _device(device)
         config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
         if threads is not None:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
             arithmetic.set_threads(threads)
+        named = None if speculation.trained in (None, AUTO) else resolve_drafter(str(speculation.trained), progress=progress)
         found = resolve(model, revision=revision, progress=progress)
         chosen = arithmetic.select(where)
         # The tokenizer first: one that cannot be read should not cost the time to read the weights.
         tokenizer = load_tokenizer(found)
+        if named is not None:
+            check_vocabulary(tokenizer, named)
         ends = end_tokens(found) | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
         self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model)
 
@@ -153,7 +163,7 @@ class LLM:
 
     def without_speculation(self) -> LLM:
         """The same model and weights in a second engine that decodes plainly; its tokens must be the same."""
-        plain = dataclasses.replace(self.config.speculation, drafters=())
+        plain = dataclasses.replace(self.config.speculation, drafters=(), trained=AUTO)
         return LLM.of(
             self.engine.model,
             self.kernels,

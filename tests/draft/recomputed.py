@@ -123,9 +123,8 @@ def tree_of(model: Decoder, loaded: LoadedHead, sequence, tokens: Many[int], dep
     for _ in range(depth):
         new: dict[tuple[int, ...], float] = {}
         for path, value in level.items():
-            if (path and path[-1] in sequence.end_tokens) or (
-                len(path) < loaded.config.n_modules and len(path) > len(features)
-            ):
+            ended = bool(path) and path[-1] in sequence.end_tokens
+            if ended or (len(path) < loaded.config.n_modules and len(path) > len(features)):
                 continue
             logits = logits_after(model, loaded, features, tokens, path)
             position = len(tokens) + len(path)

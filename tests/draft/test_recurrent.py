@@ -13,12 +13,13 @@ from harness import Request, make_engine, run, truth_of
 from recomputed import KINDS, random_head, tree_of
 
 from specdec import kernels
-from specdec.config import SamplingParams, SpeculationConfig
+from specdec.config import ConfigError, SamplingParams, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.recurrent import RecurrentDrafter
+from specdec.draft.recurrent import MOST_HELD, RecurrentDrafter
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.testing import Thicket
+from specdec.types import Draft
 
 N_BLOCKS = 64
 SMALL = {"kv_tokens": 128, "max_len": 128}
@@ -135,3 +136,101 @@ def test_drafts_are_those_of_recomputing_everything(model, kind: str, temperatur
     assert len(engine.stats.accepted_by_depth) > 4
     if config.get("kv_tokens"):
         assert engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3"])
+def test_memory_is_bounded_and_released(model, kind: str) -> None:
+    """However long a sequence goes unasked it holds few rows; nothing is left of sequences that ended or were aborted."""
+
+    class Silent(Shadow):
+        def propose(self, sequences, budgets):
+            for track in recurrent._features._tracks.values():
+                most.append(track.n_held)
+                assert sum(map(len, track.held)) == track.n_held
+                assert track.stop > 0
+            return super(Shadow, self).propose(sequences, budgets)
+
+    recurrent, most = drafter_of(model, random_head(model, kind)), []
+    before = recurrent.n_bytes
+    requests = [Request((97, 98) * 30, SamplingParams(temperature=0, max_tokens=150)) for _ in range(4)]
+    answers = [run(make_engine(model, ops()), [request])[0] for request in requests]
+    silent = Silent(recurrent, None, truth_of(requests, answers), model.shape.vocab_size)
+    engine = poisoned(model, silent, recurrent, max_nodes=2, prefill_rows=32)
+    run(engine, requests[:3])
+    assert MOST_HELD // 2 < max(most) <= MOST_HELD
+    assert recurrent.n_bytes == before
+    number = engine.add(list(requests[3].prompt), requests[3].params, frozenset(), 0)
+    for _ in range(5):
+        engine.step()
+    assert recurrent.n_bytes > before
+    engine.abort(number)
+    assert recurrent.n_bytes == before
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp3"])
+def test_a_sequence_with_unknown_rows_is_drafted_for_and_keeps_its_tokens(model, kind: str) -> None:
+    """Passes that were not observed, as those of a prefix that another sequence has read, cost acceptance and no more."""
+    requests = requests_of(4, 0.0, seed=2)
+    answers = [run(make_engine(model, ops()), [request])[0] for request in requests]
+    recurrent = drafter_of(model, random_head(model, kind))
+
+    class Distracted(Shadow):
+        passes = 0
+
+        def propose(self, sequences, budgets):
+            return recurrent.propose(sequences, budgets)
+
+        def observe(self, step, forward, verdicts) -> None:
+            self.passes += 1
+            if self.passes % 5:
+                super().observe(step, forward, verdicts)
+
+    distracted = Distracted(recurrent, None, truth_of(requests, answers), model.shape.vocab_size)
+    engine = make_engine(model, ops(), drafter=distracted, prefill_rows=9)
+    assert [answer.same for answer in run(engine, requests)] == [answer.same for answer in answers]
+    assert engine.stats.drafted > 20
+
+
+class Watched(Drafter):
+    """Has drafts made and keeps those of one prompt; none is verified."""
+
+    name = "watched"
+
+    def __init__(self, recurrent: RecurrentDrafter, prompt: tuple[int, ...]) -> None:
+        self.taps = recurrent.taps
+        self.seen: dict[int, Draft] = {}
+        self._recurrent, self._prompt = recurrent, list(prompt)
+        self.observe, self.release = recurrent.observe, recurrent.release
+
+    def propose(self, sequences, budgets):
+        for sequence, draft in zip(sequences, self._recurrent.propose(sequences, budgets), strict=True):
+            if sequence.tokens[: sequence.n_prompt] == self._prompt:
+                self.seen[len(sequence.tokens)] = draft
+        return [Draft()] * len(sequences)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3"])
+def test_batches_draft_what_each_sequence_drafts_alone(model, kind: str) -> None:
+    """The same trees and the same estimates, whoever else is in the batch."""
+    requests = requests_of(6, 1.0, seed=3)
+    drafted = []
+    for n in (1, 6):
+        watched = Watched(drafter_of(model, random_head(model, kind)), requests[-1].prompt)
+        run(make_engine(model, ops(), drafter=watched), requests[-n:])
+        drafted.append(watched.seen)
+    both = drafted[0].keys() & drafted[1].keys()  # a drafter that never helps is asked now and then only
+    assert len(both) > 10
+    for n in both:
+        alone, among = drafted[0][n], drafted[1][n]
+        assert alone.tree == among.tree
+        assert alone.estimates == pytest.approx(among.estimates, rel=1e-6)
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"hidden_size": 32}, "width 32"),
+    ({"vocab_size": 300}, "300 tokens"),
+    ({"taps": (7,)}, "at least 8 layers"),
+])  # fmt: skip
+def test_a_head_of_another_model_is_refused(model, settings: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        drafter_of(model, random_head(model, "mtp", **settings))

@@ -27,7 +27,7 @@ def test_no_drafter_is_plain_decoding() -> None:
     assert build(SpeculationConfig.parse("off"), TARGET) is None
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"trained"}))
 def test_every_name_is_known_and_alone_it_stays_alone(name: str) -> None:
     drafter = build(SpeculationConfig.parse(name), TARGET)
     assert drafter is not None

@@ -100,7 +100,8 @@ def test_packing_takes_the_memory_of_its_precision() -> None:
     head = trained(MEDUSA["medusa-own"])
     matrices, biases = (sum(p.numel() for p in head.parameters() if p.dim() == n) for n in (2, 1))
     assert packed_bytes(pack_head(head, PortableKernels(), "fp32")) == 4 * (matrices + biases)
-    assert packed_bytes(pack_head(head, PortableKernels(), "q8")) == matrices * 34 // 32 + 4 * biases
+    for precision in ("q8", "auto", "blocks"):
+        assert packed_bytes(pack_head(head, PortableKernels(), precision)) == matrices * 34 // 32 + 4 * biases
 
 
 def test_a_width_that_the_precision_cannot_hold_is_named() -> None:

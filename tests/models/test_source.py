@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from checkpoints import tiny
@@ -10,7 +11,7 @@ from wheels import CONTENT, make_wheel
 
 from specdec.models import source
 from specdec.models.errors import ModelError
-from specdec.models.source import Source, cache_folder, resolve
+from specdec.models.source import Source, cache_folder, resolve, resolve_drafter
 
 ALIAS = "smollm2-135m-instruct"
 
@@ -89,16 +90,9 @@ def test_revision_without_a_hub(tmp_path, monkeypatch, name):
 
 def test_hub_id(tmp_path, monkeypatch):
     """A hub id is fetched, at the revision asked for, without the weights' other formats."""
-    import huggingface_hub
-
     folder = tiny(tmp_path)
     asked = []
-
-    def snapshot(name, *, revision, allow_patterns):
-        asked.append((name, revision, allow_patterns))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    hub(monkeypatch, folder, asked)
     assert resolve("owner/name", revision="v2") == Source("owner/name", "folder", folder)
     assert asked[0][:2] == ("owner/name", "v2")
     assert "*.safetensors" in asked[0][2]
@@ -113,6 +107,45 @@ def test_hub_out_of_reach(monkeypatch, tmp_path):
         ModelError, match=rf"'owner/name' could not be fetched from the hub.*Hugging Face layout.*gguf.*{ALIAS}"
     ):
         resolve("owner/name")
+
+
+def hub(monkeypatch, folder, asked):
+    """A hub all of whose repositories are this folder."""
+    import huggingface_hub
+
+    def snapshot(name, *, revision, allow_patterns):
+        asked.append((name, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"])
+def test_a_trained_drafter_on_the_hub(tmp_path, monkeypatch, file):
+    """Weights that are no safetensors are fetched where there are no others."""
+    asked = []
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_bytes(b"")
+    hub(monkeypatch, tmp_path, asked)
+    assert resolve_drafter("owner/head") == Source("owner/head", "folder", tmp_path)
+    if file == "model.safetensors":
+        assert len(asked) == 1
+    else:
+        assert file in asked[-1][2]
+
+
+def test_a_trained_drafter_is_a_folder_a_file_or_an_alias(tmp_path, monkeypatch):
+    """An alias of one that ships comes first; whatever names a model may be drafted with."""
+    monkeypatch.setattr(source, "HEADS", tmp_path / "heads")
+    (tmp_path / "heads" / "quick").mkdir(parents=True)
+    (tmp_path / "heads" / "quick" / "config.json").write_text("{}")
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_drafter("quick") == Source("quick", "folder", tmp_path / "heads" / "quick")
+    assert resolve_drafter("small.gguf").kind == "gguf"
+    assert resolve_drafter("heads/quick") == Source("heads/quick", "folder", Path("heads/quick"))
+    with pytest.raises(ModelError, match=r"trained drafter: there is no model 'slow'.* or one that ships: quick"):
+        resolve_drafter("slow")
 
 
 @pytest.mark.model

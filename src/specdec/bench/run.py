@@ -246,7 +246,8 @@ def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 def _settings(llm: LLM, plan: Plan) -> dict[str, Any]:
     return {
-        "speculation": list(llm.config.speculation.drafters),
+        "speculation": [drafter.name for drafter in llm.engine.drafters],
+        "drafter": next((drafter.card["name"] for drafter in llm.engine.drafters if drafter.card), None),
         "max_nodes": llm.config.speculation.max_nodes,
         "temperature": list(plan.temperatures),
         "max_tokens": plan.params.max_tokens,

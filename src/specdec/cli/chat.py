@@ -54,8 +54,8 @@ class Conversation:
         """Read and answer until the input ends."""
         if interactive:
             self._notes.print(Text(f"{self._llm.name}. {_HELP}", style="dim"))
-            if drafters := self._llm.config.speculation.drafters:
-                self._notes.print(render.legend(drafters))
+            if drafters := self._llm.engine.drafters:
+                self._notes.print(render.legend(drafter.name for drafter in drafters))
         for line in _lines(interactive):
             match line.strip():
                 case "":

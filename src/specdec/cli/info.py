@@ -61,6 +61,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
         else {"exact": invariance.exact, "differences": invariance.differences, "seconds": invariance.seconds},
         "invariance_text": "not tested" if invariance is None else invariance.describe(),
         "kernels_text": kernels.describe(device),
+        "drafter": next((drafter.card for drafter in engine.drafters if drafter.card), None),
         "weights_bytes": engine.model.n_bytes,
         "pool_bytes": engine.pool.n_bytes,
         "pool_tokens": engine.pool.n_blocks * BLOCK_SIZE,
@@ -85,6 +86,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{facts['model']}: {size}"),
         ("precision", f"{facts['precision']}, weights {_megabytes(facts['weights_bytes'])}"),
         ("speculation", f"{', '.join(facts['speculation'])}, up to {nodes} tokens a pass" if nodes else "off"),
+        *_drafter(facts["drafter"]),
         ("cost of rows", _costs(facts["pass_seconds"], facts["pass_costs"])),
         ("exactness", facts["invariance_text"]),
         ("cache", f"{facts['pool_tokens']:,} tokens, {_megabytes(facts['pool_bytes'])}"),
@@ -93,6 +95,30 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("machine", f"{machine['cpu']}, {system}"),
         ("software", f"Python {machine['python']}, torch {machine['torch']}"),
     ]
+
+
+def _drafter(card: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What a trained drafter is, how it was made and what was measured of it."""
+    if card is None:
+        return []
+    counted = "" if card["parameters"] is None else f"{card['parameters']:,} parameters, "
+    size = f"{counted}{_megabytes(card['bytes'])} with what it keeps"
+    known = {label: _figures(card[label]) for label in ("provenance", "measured")}
+    return [
+        ("drafter", f"{card['name']}: {card['kind']}, {size}, drafts {card['vocabulary']:,} tokens"),
+        *((f"  {label}", ", ".join(figures)) for label, figures in known.items() if figures),
+    ]
+
+
+def _figures(values: dict[str, Any], before: str = "") -> list[str]:
+    """Names and values, those of inner tables too; lists are for --json."""
+    figures = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            figures += _figures(value, f"{before}{name} ")
+        elif isinstance(value, str | int | float):
+            figures.append(f"{before}{name} {value:.4g}" if isinstance(value, float) else f"{before}{name} {value}")
+    return figures
 
 
 def _costs(seconds: dict[int, float] | None, relative: dict[int, float] | None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, PRECISIONS, ConfigError, Precision, SamplingParams, SpeculationConfig
+from specdec.config import DEFAULT_MODEL, DRAFTERS, PRECISIONS, ConfigError, Precision, SamplingParams, SpeculationConfig
 from specdec.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -39,8 +39,12 @@ class ModelOptions:
     revision: Annotated[str | None, _option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
     precision: Annotated[str, _option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
     speculation: Annotated[
-        str, _option(_MODEL, help="off, auto, or drafters joined by commas: ngram, suffix, recycling. Changes the speed only.")
+        str, _option(_MODEL, help=f"off, auto, or drafters joined by commas: {', '.join(DRAFTERS)}. Changes the speed only.")
     ] = "auto"
+    drafter: Annotated[
+        str | None,
+        _option(_MODEL, help="The trained drafter: folder, hub id or alias of a head, or a model to draft with."),
+    ] = None
     max_nodes: Annotated[int | None, _option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
     threads: Annotated[int | None, _option(_MODEL, help="Threads of the arithmetic.")] = None
     max_len: Annotated[int | None, _option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
@@ -55,6 +59,7 @@ class ModelOptions:
             revision=self.revision,
             precision=cast(Precision, self.precision),
             speculation=SpeculationConfig.parse(self.speculation, **nodes),
+            drafter=self.drafter,
             threads=self.threads,
             max_len=self.max_len,
             device=self.device,

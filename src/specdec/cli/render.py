@@ -98,13 +98,14 @@ def result_json(result: Result, llm: LLM) -> dict[str, Any]:
 def run_json(llm: LLM) -> dict[str, Any]:
     """What ran: the model and how."""
     invariance = llm.engine.invariance
-    speculation, budget = llm.config.speculation, llm.engine.budget
+    engine = llm.engine
+    budget, max_nodes = engine.budget, llm.config.speculation.max_nodes
     return {
         "model": llm.name,
         "precision": llm.precision,
         "kernels": llm.kernels.name,
-        "speculation": list(speculation.drafters),
-        "max_nodes": speculation.max_nodes if speculation.drafters else 0,
+        "speculation": [drafter.name for drafter in engine.drafters],
+        "max_nodes": max_nodes if engine.drafters else 0,
         "pass_seconds": None if budget is None else budget.costs.points,
         "pass_costs": None if budget is None else budget.costs.relative(),
         "exact": None if invariance is None else invariance.exact,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
@@ -32,6 +34,8 @@ class Drafter(ABC):
     name: str
     taps: tuple[int, ...] = ()
     """Layers whose hidden states ``observe`` needs."""
+    card: Mapping[str, Any] | None = None
+    """What is known of a trained drafter, for people; None for one that was not trained."""
     thrifty = False
     """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
 

@@ -26,6 +26,7 @@ from specdec.models.checkpoint import open_shard, read_json
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.heads import Head, HeadConfig, fill, is_vocabulary, make_head
+from specdec.models.source import Source, shipped_heads
 
 MODEL_TYPE: Final = "specdec_head"
 FORMAT: Final = 1
@@ -107,6 +108,15 @@ def save_head(
             old.unlink(missing_ok=True)
 
 
+def shipped_head(target: Fingerprint) -> Source | None:
+    """The trained head that ships for a model, if one does."""
+    for name, folder in shipped_heads().items():
+        made_for = Fingerprint.from_json(read_json(folder / "config.json")["target"])
+        if made_for.difference(target) is None:
+            return Source(name, "folder", folder)
+    return None
+
+
 def is_head(folder: Path) -> bool:
     """Does a folder hold a trained head, of ours or published, rather than a model?"""
     values = read_json(folder / "config.json")
@@ -144,7 +154,7 @@ def load_head(folder: Path, target: Fingerprint | None = None, *, name: str | No
     except (ConfigError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: {error}") from error
     if target is not None and (difference := made_for.difference(target)):
-        raise ModelError(f"{folder} was trained for {made_for.name}, and {target.name} is another model: {difference}")
+        raise ModelError(f"{folder} was trained for {made_for.name}, and this model is another: {difference}")
     head = make_head(config)
     ids = _read(folder / Path(values["weights"]).name, head)
     return LoadedHead(name, head, ids, values["provenance"], values["measured"], made_for)

@@ -73,13 +73,16 @@ def pack_head(head: AnyHead, kernels: Kernels, precision: Precision, device: tor
     Args:
         head: float modules on the CPU.
         kernels: what computes.
-        precision: of every matrix, as in ``make_linear``; norms and biases are float32.
+        precision: of every matrix; norms and biases are float32. ``auto`` is ``q8`` on a CPU and ``bf16`` elsewhere, and
+            ``blocks`` is ``q8``, as for the floats of a model.
         device: where it will run; None is the CPU.
 
     Raises:
         ConfigError: a matrix does not allow the precision; the message names it.
     """
     device = device or torch.device("cpu")
+    if precision in ("auto", "blocks"):
+        precision = "q8" if precision == "blocks" or device.type == "cpu" else "bf16"
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
         packed = type(head)(head.config)
     for name, module in head.named_modules():

@@ -268,7 +268,7 @@ def _check_fits(keys: Keys, target: Fingerprint) -> None:
     for key, size in sizes.items():
         given = keys.integer(key, size if key == "target_hidden_size" else None)
         if given != size:
-            raise keys.unsupported(f"{key} is {given:,}, and {target.name} has {size:,}: the head was made for another model")
+            raise keys.unsupported(f"{key} is {given:,}, and this model has {size:,}: the head was made for another model")
 
 
 def _taps(keys: Keys, n_layers: int) -> tuple[int, ...]:
