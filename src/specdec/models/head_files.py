@@ -97,8 +97,8 @@ def save_head(
     text = json.dumps(config, indent=1, allow_nan=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / name, weights)
-        _replace(folder / "config.json", text.encode())
+        replace_file(folder / name, weights)
+        replace_file(folder / "config.json", text.encode())
     except OSError as error:
         raise ModelError(
             f"{folder}: the trained drafter could not be written ({error}); what was there is still there"
@@ -194,7 +194,7 @@ def _check_sizes(config: HeadConfig, target: Fingerprint) -> None:
         raise ValueError(f"the head taps layer {config.taps[-1]} of {target.name}, which has layers 0 to {target.n_layers - 1}")
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file under a name of its own and rename it when all of it is on the disk."""
     handle, scratch = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     try:

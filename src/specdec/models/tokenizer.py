@@ -129,6 +129,22 @@ class Tokenizer:
             templates={"default": template} if template else {},
         )
 
+    def files(self) -> dict[str, str]:
+        """What ``from_folder`` reads as this tokenizer: names of files, and their text."""
+        sources = self.template.sources
+        templates: Any = (
+            sources.get("default")
+            if len(sources) < 2
+            else [{"name": name, "template": source} for name, source in sources.items()]
+        )
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self.special_tokens,
+            "add_bos_token": self.bos_id is not None and self.bos_id in self.prefix,
+            "chat_template": templates,
+        }
+        return {"tokenizer.json": self._backend.to_str(), "tokenizer_config.json": json.dumps(settings, indent=1)}
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self.template)
