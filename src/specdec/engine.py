@@ -17,11 +17,13 @@ from specdec import attention, draft
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
+from specdec.draft.merge import Merge
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
+from specdec.request import Limits, RequestError
 from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
@@ -29,14 +31,12 @@ from specdec.runner.measure import pass_costs
 from specdec.sampling import History, SamplingError, choose, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
-from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Step, Stopper, TokenLogprob, Verdict
+from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Speculation, Step, Stopper, TokenLogprob, Verdict
 from specdec.verify import follow
 
+__all__ = ["Engine", "RequestError"]
+
 _log = logging.getLogger(__name__)
-
-
-class RequestError(ValueError):
-    """A request that cannot be served; it was refused before anything was taken for it."""
 
 
 class Engine:
@@ -72,6 +72,13 @@ class Engine:
             prefill_rows=config.prefill_rows,
             max_nodes=speculation.max_nodes if self.drafter else 0,
         )
+        parts = self.drafter.drafters if isinstance(self.drafter, Merge) else (self.drafter,) if self.drafter else ()
+        self._limits = Limits(
+            shape.vocab_size,
+            self.max_len,
+            tuple(part.name for part in parts),
+            frozenset(part.name for part in parts if part.prediction),
+        )
         self.stats = Stats()
         self._kernels = kernels
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
@@ -97,6 +104,9 @@ class Engine:
         end_tokens: frozenset[int],
         seed: int,
         stopper: Stopper | None = None,
+        *,
+        salt: str = "",
+        speculation: Speculation | None = None,
     ) -> int:
         """Queue a sequence.
 
@@ -106,6 +116,8 @@ class Engine:
             end_tokens: the model's own end tokens; ``params.ignore_eos`` disregards them.
             seed: owner of all randomness of this sequence.
             stopper: sees each committed token and may end the sequence.
+            salt: only sequences of the same salt share cached blocks.
+            speculation: which drafters may be asked, for how many tokens, and what the output may resemble.
 
         Returns:
             The id that its deltas carry.
@@ -113,24 +125,12 @@ class Engine:
         Raises:
             RequestError: the request cannot be served as it stands.
         """
-        vocab_size = self.model.shape.vocab_size
-        if not prompt:
-            raise RequestError("the prompt is empty: at least one token is needed")
-        if bad := [token for token in prompt if not 0 <= token < vocab_size]:
-            raise RequestError(f"prompt token {bad[0]} is outside the vocabulary of {vocab_size} tokens")
-        if len(prompt) >= self.max_len:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, which leaves no room in the context of {self.max_len}")
-        if (params.stop and stopper is None) or params.bad_words:
-            raise RequestError("stop strings need a stopper, and bad words must be given as token ids")
-        try:
-            params.check_vocabulary(vocab_size)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-
+        speculation = speculation or Speculation()
+        self._limits.check(prompt, params, stopper is not None, speculation)
         tokens = list(prompt)
         limit = self.max_len if params.max_tokens is None else min(self.max_len, len(tokens) + params.max_tokens)
         # A tokenizer may name end tokens that the model has no row for; those cannot come out.
-        own = frozenset() if params.ignore_eos else frozenset(token for token in end_tokens if token < vocab_size)
+        own = frozenset() if params.ignore_eos else frozenset(token for token in end_tokens if token < self._limits.vocab_size)
         sequence = Sequence(
             id=next(self._ids),
             tokens=tokens,
@@ -143,6 +143,8 @@ class Engine:
             history=History.of(tokens, len(tokens)),
             stats=Stats(),
             stopper=stopper,
+            salt=salt,
+            speculation=speculation,
         )
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)

@@ -78,9 +78,16 @@ class Scheduler:
         if stop == len(sequence.tokens):
             # An emitted token needs room, so a path longer than room - 1 could not be used.
             free = sequence.table.n_slots + self._allocator.n_free * BLOCK_SIZE - stop
-            nodes = min(self._max_nodes, sequence.room - 1, free)
+            nodes = min(self._wanted(sequence), sequence.room - 1, free)
             sequence.table.reserve(stop + nodes)
         return Grant(sequence, sequence.n_cached, stop, nodes)
+
+    def _wanted(self, sequence: Sequence) -> int:
+        """Most nodes that engine and request allow in a pass."""
+        wanted = sequence.speculation
+        if wanted.drafters == ():
+            return 0
+        return self._max_nodes if wanted.max_tokens is None else min(self._max_nodes, wanted.max_tokens)
 
     def _admit(self) -> None:
         # Blocks for the whole prompt must be free, beside those that running prompts still have to fill and one that each

@@ -35,6 +35,9 @@ class Drafter(ABC):
     thrifty = False
     """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
 
+    prediction: str | None = None
+    """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""
+
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         """One draft per sequence, of at most ``budgets[i]`` nodes; an empty draft where there is nothing to say."""
