@@ -82,6 +82,18 @@ class Stopper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How one request may be drafted for. It changes the speed and nothing else."""
+
+    drafters: tuple[str, ...] | None = None
+    """Names of those of the engine's drafters that may be asked for it; None: all of them, empty: none."""
+    max_tokens: int | None = None
+    """Most drafted nodes in one pass; None: as many as the engine verifies at most."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the output is expected to resemble, for drafters that look text up."""
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One request's state. Holds committed tokens only: a draft is a separate value until it is verified.
@@ -102,8 +114,15 @@ class Sequence:
     history: History
     stats: Stats
     stopper: Stopper | None = None
+    salt: str = ""
+    """Sequences of different salts share no cached blocks."""
+    speculation: Speculation = Speculation()
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
+    n_entered: int = 0
+    """Leading blocks that the prefix cache has been told of, or gave."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Keys of leading blocks full of committed tokens, as far as the prefix cache has needed them."""
     status: Status = "waiting"
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the second prompt token onwards, as far as the prompt has been read, if the request asks for them."""

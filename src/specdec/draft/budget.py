@@ -129,7 +129,7 @@ class Budget:
 
     Args:
         drafter: a merge is asked part by part.
-        costs: of a pass; they follow the passes that run.
+        costs: of a pass; whoever runs passes lets them follow.
         stats: counters over all sequences.
         clock: gives seconds.
     """
@@ -137,6 +137,7 @@ class Budget:
     def __init__(self, drafter: Drafter, costs: Costs, stats: Stats, clock: Callable[[], float]) -> None:
         self.costs = costs
         self._drafters = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
+        self._predicting = {part.prediction: part.name for part in self._drafters if part.prediction}
         self._stats = stats
         self._clock = clock
         self._record = Record(MEMORY[0])
@@ -187,7 +188,11 @@ class Budget:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
         name = drafter.name
         drafts = [Draft()] * len(sequences)
-        askers = [i for i, (s, n) in enumerate(zip(sequences, limits, strict=True)) if n > 0 and self._gate(s, name).opens()]
+        askers = [
+            i
+            for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
+            if limit > 0 and _allowed(sequence, name) and self._gate(sequence, name).opens()
+        ]
         if not askers:
             return drafts
         drafter.read([sequences[i] for i in askers])
@@ -315,9 +320,9 @@ class Budget:
                     if accepted:
                         right.add(node)
             saved = dict.fromkeys(plan.asked, 0.0)
-            hits = {draft.sources[node] for node in right if node != ROOT}
+            hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
             for node in plan.kept:
-                source = draft.sources[node]
+                source = self._drafter_of(draft.sources[node])
                 if source in saved:
                     # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
                     share = ((node in right) + plan.chances[node]) / 2
@@ -329,13 +334,16 @@ class Budget:
                 self._saved[name] = mean + (seconds - mean) / (4 * TRIALS)
         self._note(sequence, len(draft), plan.asked, plan.expected)
 
+    def _drafter_of(self, source: str) -> str:
+        """The drafter whose node carries this source."""
+        return self._predicting.get(source, source)
+
     def _note(self, sequence: Sequence, proposed: int, asked: Many[str], expected: float) -> None:
         for stats in (self._stats, sequence.stats):
             stats.record_plan(proposed, asked, expected)
 
-    def follow(self, rows: int, seconds: float, host: float) -> None:
-        """Take note of a pass that ran, and of the seconds of its step beside pass and drafting."""
-        self.costs.follow(rows, seconds)
+    def follow(self, host: float) -> None:
+        """Take note of the seconds of a step beside its pass and its drafting."""
         self._host = _blend(self._host, host)
 
     def release(self, sequence: Sequence) -> None:
@@ -352,6 +360,12 @@ class Budget:
         self._price, self._watching, self._saved = {}, {}, {}
         for drafter in self._drafters:
             drafter.clear()
+
+
+def _allowed(sequence: Sequence, name: str) -> bool:
+    """May this drafter be asked for this sequence?"""
+    drafters = sequence.speculation.drafters
+    return drafters is None or name in drafters
 
 
 def _blend(mean: float | None, value: float) -> float:

@@ -66,10 +66,13 @@ class SuffixDrafter(Drafter):
     """
 
     name = "suffix"
+    prediction = "prediction"
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
         self._local: dict[int, Text] = {}
+        self._predicted: dict[int, tuple[Ints, int]] = {}
+        """Of sequences with a prediction: the end of the prompt and the predicted text behind it, and where that begins."""
         self._global = Outputs(config.suffix_global_tokens, config.suffix_depth)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
@@ -86,13 +89,35 @@ class SuffixDrafter(Drafter):
             other = self._best(self._global.array, local.tail, config.suffix_global_min_match, budget, sequence.end_tokens)
             if other.score > best.score:
                 best = other
-        return Draft(Tree(best.tokens, best.parents), (self.name,) * len(best.tokens), estimates=best.estimates)
+        source = self.name
+        if sequence.speculation.prediction:
+            array, start = self._prediction_of(sequence)
+            other = self._best(array, local.tail, config.suffix_min_match, budget, sequence.end_tokens, start)
+            if other.score > best.score:
+                best, source = other, self.prediction
+        return Draft(Tree(best.tokens, best.parents), (source,) * len(best.tokens), estimates=best.estimates)
 
-    def _best(self, array: Ints, tail: Ints, min_match: int, budget: int, end_tokens: frozenset[int]) -> Candidate:
+    def _prediction_of(self, sequence: Sequence) -> tuple[Ints, int]:
+        """The predicted text as if it had once followed the prompt, and where in the array it begins.
+
+        So it is found from the first token on, and with a match as long as the prompt while the output keeps to it.
+        """
+        known = self._predicted.get(sequence.id)
+        if known is None:
+            depth = self._config.suffix_depth
+            prompt = sequence.tokens[max(0, sequence.n_prompt - depth) : sequence.n_prompt]
+            text = Text(depth)
+            text.follow([*prompt, *sequence.speculation.prediction])
+            known = self._predicted[sequence.id] = text.array, depth + len(prompt)
+        return known
+
+    def _best(
+        self, array: Ints, tail: Ints, min_match: int, budget: int, end_tokens: frozenset[int], start: int = 0
+    ) -> Candidate:
         config = self._config
         best = NOTHING
         # Longest matches first: a shorter one cannot score above its own limit.
-        for length, rows in continuations(array, tail, min_match, min(budget, config.suffix_depth)):
+        for length, rows in continuations(array, tail, min_match, min(budget, config.suffix_depth), start):
             limit = min(budget, int(config.suffix_factor * length))
             if best.score >= ENOUGH * limit:
                 break
@@ -109,12 +134,14 @@ class SuffixDrafter(Drafter):
 
     def release(self, sequence: Sequence) -> None:
         """Forget the sequence; if it finished, its output is remembered for later requests."""
+        self._predicted.pop(sequence.id, None)
         known = self._local.pop(sequence.id, None)
         if known is not None and sequence.status == "finished":
             self._global.add(sequence.tokens[sequence.n_prompt :])
 
     def clear(self) -> None:
         self._local.clear()
+        self._predicted.clear()
         self._global = Outputs(self._config.suffix_global_tokens, self._config.suffix_depth)
 
     @property
@@ -128,17 +155,20 @@ class SuffixDrafter(Drafter):
         return text
 
 
-def continuations(array: Ints, tail: Ints, min_match: int, width: int) -> Iterator[tuple[int, list[list[int]]]]:
+def continuations(array: Ints, tail: Ints, min_match: int, width: int, start: int = 0) -> Iterator[tuple[int, list[list[int]]]]:
     """Match length, and what followed the latest occurrences of that many last tokens of ``tail``, latest first.
 
     Lengths run from the longest one that occurs down to ``min_match``; of several with the same occurrences only the
     longest is given. ``array`` has at least ``len(tail)`` gaps in front and ``width`` behind. A row ends at a gap.
+    Continuations that begin before ``start`` are left out.
     """
     if len(tail) < min_match:
         return
     at = np.flatnonzero(array == tail[-1])
     for back in range(1, min_match):
         at = at[array[at - back] == tail[-1 - back]]
+    if start:
+        at = at[at >= start - 1]
     at = at[array[at + 1] != _GAP][-PLACES:]  # what nothing follows tells nothing: so the tail does not find itself
     if not len(at):
         return
