@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.config import Precision
 from specdec.kernels.base import Kernels
-from specdec.models.heads import MedusaHead
+from specdec.models.heads import Block, Markov, MedusaHead
 from specdec.models.packed_heads import pack_head, packed_bytes
 from specdec.quant.linear import make_linear
 
@@ -31,14 +33,15 @@ class Heads:
         self._together = 0
         """Bytes of what is packed here."""
         if packed.joins is None:
-            firsts = [blocks[0].linear for blocks in head.heads[:depth]]
+            firsts = [block.linear for block in (cast(Block, cast(nn.Sequential, blocks)[0]) for blocks in head.heads[:depth])]
             biases = torch.cat([linear.bias.detach() for linear in firsts])
             self._first = make_linear([linear.weight.detach() for linear in firsts], precision, kernels, device, biases)
             self._together += self._first.n_bytes
             for blocks in packed.heads:
-                blocks[0] = nn.Identity()
-        if packed.markov is not None:
-            table = packed.markov[0].first = Table(head.markov[0].first.weight, device)
+                cast(nn.Sequential, blocks)[0] = nn.Identity()
+        if packed.markov is not None and head.markov is not None:
+            table = Table(cast(Markov, head.markov[0]).first.weight, device)
+            cast(Any, packed.markov[0]).first = table
             self._together += table.weight.nbytes
         self.embedding, self.outputs = packed.embedding, packed.outputs
         """The heads' own, if they have any; see ``MedusaHead``."""
