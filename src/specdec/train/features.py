@@ -129,7 +129,14 @@ class Teacher:
 
 def _example(answer: Answer, features: Tensor, top_ids: Tensor, top_logp: Tensor) -> Example:
     return Example(
-        torch.tensor(answer.tokens), answer.n_prompt, answer.temperature, answer.task, features, top_ids, top_logp.half()
+        tokens=torch.tensor(answer.tokens),
+        n_prompt=answer.n_prompt,
+        temperature=answer.temperature,
+        seed=answer.seed,
+        task=answer.task,
+        features=features,
+        top_ids=top_ids,
+        top_logp=top_logp.half(),
     )
 
 

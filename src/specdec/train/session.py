@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specdec import kernels
 from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
 from specdec.llm import LLM
@@ -137,7 +138,7 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
     shards = Store(teacher, learned, cache, bound)
-    run = Run(head, config, embed, output, shards, n_anchors, batches, out)
+    run = Run(head, config, embed, output, kernels.select("cpu"), shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
     return Trained(shape, head, ids if shape.vocabulary else None, best, run.history, run.curve, facts, run.seconds)
