@@ -131,7 +131,7 @@ def _hits(head: Head, out: StepOut, batch: Batch, output: Output, kernels: Kerne
 
 def _walk(batch: Batch, leading: Tensor, measured: Measured) -> None:
     """Count the passes of each answer: the prompt's gives its first token, each burst starts where the one before ended."""
-    parts = leading.split(batch.n_anchors())
+    parts = torch.split(leading, batch.n_anchors())
     for ahead, temperature, task in zip(parts, batch.temperatures, batch.tasks, strict=True):
         passes = bursts(ahead.tolist())
         for group in ("all", "sampled" if temperature else "greedy", task):

@@ -87,9 +87,9 @@ class Teacher:
         opinions = [n - a.n_prompt for n, a in zip(sizes, answers, strict=True)]
         parts = zip(
             answers,
-            torch.cat(features).split(sizes),
-            torch.cat(top_ids).split(opinions),
-            torch.cat(top_logp).split(opinions),
+            torch.split(torch.cat(features), sizes),
+            torch.split(torch.cat(top_ids), opinions),
+            torch.split(torch.cat(top_logp), opinions),
             strict=True,
         )
         return [_example(a, f[: len(a.tokens) - 2].clone(), ids.clone(), logp.clone()) for a, f, ids, logp in parts]
