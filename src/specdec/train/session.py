@@ -7,18 +7,20 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdec import kernels
 from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.models.decoder import Decoder
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import save_head
-from specdec.models.heads import Head, HeadConfig, MedusaHead, make_head
+from specdec.models.heads import DraftLayer, Head, HeadConfig, MedusaHead, Norm, make_head
+from specdec.quant.linear import Linear
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
 from specdec.train.data import held_out, read_answers
@@ -30,6 +32,8 @@ from specdec.train.settings import GIGABYTE, TrainConfig
 
 _FEWEST = 20
 """Answers to train on, at least."""
+_SMALL = 0.1
+"""What is left of random weights beside those taken from the target."""
 
 
 class Reporter(Watch, Protocol):
@@ -137,24 +141,44 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
     shards = Store(teacher, learned, cache, bound)
-    run = Run(head, config, embed, output, shards, n_anchors, batches, out)
+    run = Run(head, config, embed, output, kernels.select("cpu"), shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
     return Trained(shape, head, ids if shape.vocabulary else None, best, run.history, run.curve, facts, run.seconds)
 
 
+@torch.no_grad()
 def start(head: Head, model: Decoder) -> None:
-    """Give an untrained head what it can take from the target: the last norm, and the last tap as the state."""
+    """Give an untrained head what it can take from the target: its last layer and norm, and the last tap as the state.
+
+    An EAGLE-3 layer sees embedding and state side by side: what it computes from the state starts as the target's.
+    """
     if isinstance(head, MedusaHead):
         return
-    with torch.no_grad():
-        for norm in head.norms:
-            norm.weight.copy_(model.norm)
-        if head.config.kind == "eagle3":
-            d = head.config.hidden_size
-            weight = head.fuse.weight
-            weight.mul_(0.1)
-            weight[:, -d:] += torch.eye(d, device=weight.device)
+    device = model.device
+    for norm in cast(list[Norm], [*head.norms]):
+        norm.weight.copy_(model.norm)
+    if isinstance(head.fuse, nn.Linear):
+        d = head.config.hidden_size
+        head.fuse.weight.mul_(_SMALL)
+        head.fuse.weight[:, -d:] += torch.eye(d, device=device)
+    last = model.layers[-1]
+    for layer in cast(list[DraftLayer], [*head.layers]):
+        if last.qkv.n == layer.qkv.out_features:
+            weight = _whole(last.qkv, device)
+            layer.qkv.weight[:, -weight.shape[1] :] = weight
+            layer.out.weight.copy_(_whole(last.out, device))
+        if last.down.k == layer.down.in_features:
+            layer.gate_up.weight.copy_(_whole(last.gate_up, device))
+            layer.down.weight.copy_(_whole(last.down, device))
+            layer.ffn_norm.weight.copy_(last.ffn_norm)
+    for norm in cast(list[Norm], [*(head.input_norms if head.config.kind == "mtp" else head.state_norms)]):
+        norm.weight.copy_(last.attention_norm)
+
+
+def _whole(linear: Linear, device: torch.device) -> Tensor:
+    """[n, k] f32"""
+    return linear.rows(torch.arange(linear.n, device=device))
 
 
 def always_drafted(llm: LLM) -> frozenset[int]:
