@@ -54,14 +54,14 @@ def random_example(n: int, n_prompt: int, seed: int, width: int = D) -> Example:
     return example(tokens, n_prompt, torch.randn(n, width, generator=generator))
 
 
-def periodic(seed: int, period: int = 7, n: int = 40) -> Example:
+def periodic(seed: int, period: int = 7, n: int = 64) -> Example:
     """Text that repeats; the feature of a row says which token it holds."""
     start = seed % period
     tokens = [(start + i) % period for i in range(n)]
     return example(tokens, 5, 3 * EMBEDDING[tokens])
 
 
-def classed(seed: int, n: int = 24) -> Example:
+def classed(seed: int, n: int = 60) -> Example:
     """Token c + 1 times the position's: where a text goes depends on its class, which only the features of its rows know."""
     kind = seed % CLASSES
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(kind)).tolist()
@@ -86,7 +86,7 @@ def trained(head_config: HeadConfig, examples: list[Example], folder: Path, **se
     """A head after training on examples, and how it does on the same ones."""
     torch.manual_seed(0)
     head = make_head(head_config)
-    kind = {"kind": head_config.kind, "batch": 256, "rate": 3e-3, "evaluations": 2, "patience": 0}
+    kind = {"kind": head_config.kind, "batch": 128, "rate": 3e-3, "evaluations": 2, "patience": 0}
     run = Run(
         head, TrainConfig(**{**kind, **settings}), embed, output(), [examples], sum(e.n_anchors for e in examples),
         [Batch.of(examples, CPU)], folder,

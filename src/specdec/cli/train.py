@@ -73,6 +73,9 @@ class DataOptions:
     ] = None
     max_tokens: Annotated[int, _option(_DATA, help="Most tokens of an answer.")] = 224
     held_out: Annotated[float | None, _option(_DATA, help="Share of the prompts that is kept to measure on.")] = None
+    cache: Annotated[
+        Path | None, _option(_DATA, help="Folder of the target's hidden states, which runs may share; inside --out by default.")
+    ] = None
     cache_gb: Annotated[float | None, _option(_DATA, help="Most disk for hidden states, at most 10.")] = None
 
 
@@ -172,7 +175,7 @@ def _train(
     with _Bar() as bar:
         if prompts is not None:
             make_answers(llm, prompts, answers, data.max_tokens, lambda done, tokens: bar.answering(done, len(prompts), tokens))
-        trained = session.train(llm, config, answers, out, bar)
+        trained = session.train(llm, config, answers, out, data.cache or out / "features", bar)
     session.save(llm, trained, out)
     console = render.out()
     console.print(f"{out}: tau {trained.measured['tau']:.2f} predicted for chains, see report.md")

@@ -117,7 +117,7 @@ def read_answers(path: Path, vocab_size: int) -> list[Answer]:
                 str(record.get("task", "other")),
                 float(record["temperature"]),
                 int(record["n_prompt"]),
-                tuple(record["tokens"]),
+                tuple(int(token) for token in record["tokens"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
@@ -151,7 +151,7 @@ def make_answers(
     Raises:
         ConfigError: the file holds answers to other prompts, or none can be answered.
     """
-    done = _take_up(path, len(prompts))
+    done = _take_up(path, llm, prompts)
     longest = llm.engine.max_len - 1
     n_tokens = 0
     with path.open("a", encoding="utf-8") as file:
@@ -190,7 +190,7 @@ def _ids(llm: LLM, prompt: Prompt) -> list[int]:
     return llm.tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
 
 
-def _take_up(path: Path, n_prompts: int) -> int:
+def _take_up(path: Path, llm: LLM, prompts: Many[Prompt]) -> int:
     """How many prompts are answered; a line that was cut short is removed from the file."""
     if not path.exists():
         path.touch()
@@ -200,12 +200,13 @@ def _take_up(path: Path, n_prompts: int) -> int:
     if size < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(size)
-    if not lines:
+    answers = read_answers(path, llm.engine.model.shape.vocab_size)
+    if not answers:
         return 0
-    done = 1 + int(json.loads(lines[-1])["index"])
-    if done > n_prompts:
-        raise ConfigError(f"{path} holds answers to {done} prompts, but there are {n_prompts}: choose another folder")
-    return done
+    last = answers[-1]
+    if last.index >= len(prompts) or list(last.tokens[: last.n_prompt]) != _ids(llm, prompts[last.index]):
+        raise ConfigError(f"{path} holds answers to other prompts, or of another model: choose another folder, or delete it")
+    return last.index + 1
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -124,7 +124,7 @@ class Teacher:
             digest.update(weight.float().cpu().numpy().tobytes())
         for answer in answers:
             digest.update(repr((answer.n_prompt, answer.temperature, answer.tokens)).encode())
-        return digest.hexdigest()
+        return digest.hexdigest()[:32]
 
 
 def _example(answer: Answer, features: Tensor, top_ids: Tensor, top_logp: Tensor) -> Example:
@@ -136,14 +136,15 @@ def _example(answer: Answer, features: Tensor, top_ids: Tensor, top_logp: Tensor
 class Store:
     """Examples by shards of some answers each: read from disk where they are there and whole, else made by the teacher.
 
+    A file is named by all that its content depends on, so several runs, and answers that are added to, can share a folder.
+
     Args:
         folder: where files lie.
-        bound: most bytes of them; shards past it are made anew each time.
-        computing: called when a shard is made and not read.
+        bound: most bytes of all files there; shards past it are made anew each time.
     """
 
-    def __init__(self, teacher: Teacher, answers: Many[Answer], folder: Path, name: str, bound: int) -> None:
-        self.teacher, self.folder, self.name, self.bound = teacher, folder, name, bound
+    def __init__(self, teacher: Teacher, answers: Many[Answer], folder: Path, bound: int) -> None:
+        self.teacher, self.folder, self.bound = teacher, folder, bound
         self.shards = [answers[i : i + SHARD] for i in range(0, len(answers), SHARD)]
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -152,21 +153,21 @@ class Store:
 
     def __getitem__(self, i: int) -> list[Example]:
         answers = self.shards[i]
-        path, key = self.folder / f"{self.name}-{i:05d}.bin", self.teacher.key(answers)
-        examples = _read(path, key, answers)
+        path = self.folder / f"{self.teacher.key(answers)}.bin"
+        examples = _read(path, answers)
         if examples is None:
             examples = self.teacher.examples(answers)
-            self._keep(path, key, examples)
+            self._keep(path, examples)
         return examples
 
-    def _keep(self, path: Path, key: str, examples: list[Example]) -> None:
+    def _keep(self, path: Path, examples: list[Example]) -> None:
         payload = b"".join(_bytes(t) for e in examples for t in (e.features, e.top_ids, e.top_logp))
         path.unlink(missing_ok=True)
         used = sum(file.stat().st_size for file in self.folder.glob("*.bin"))
         if used + len(payload) > self.bound:
             return
         shapes = [[list(t.shape) for t in (e.features, e.top_ids, e.top_logp)] for e in examples]
-        header = json.dumps({"key": key, "crc": zlib.crc32(payload), "shapes": shapes}).encode() + b"\n"
+        header = json.dumps({"crc": zlib.crc32(payload), "shapes": shapes}).encode() + b"\n"
         write(path, header, payload)
 
 
@@ -189,12 +190,12 @@ def write(path: Path, *parts: bytes) -> None:
         raise ConfigError(f"{path} cannot be written ({error.strerror}); what was there before is unharmed") from error
 
 
-def _read(path: Path, key: str, answers: Many[Answer]) -> list[Example] | None:
-    """The examples of a shard, or None where the file is not there, is damaged, or holds something else."""
+def _read(path: Path, answers: Many[Answer]) -> list[Example] | None:
+    """The examples of a shard, or None where the file is not there, or is damaged."""
     try:
         with path.open("rb") as file:
             header, payload = json.loads(file.readline()), file.read()
-        if header["key"] != key or header["crc"] != zlib.crc32(payload):
+        if header["crc"] != zlib.crc32(payload):
             return None
         shapes = header["shapes"]
     except (OSError, ValueError, KeyError, TypeError):

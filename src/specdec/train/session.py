@@ -25,6 +25,7 @@ from specdec.train.data import held_out, read_answers
 from specdec.train.features import Store, Teacher
 from specdec.train.loop import Run, Watch, grouped
 from specdec.train.losses import Output
+from specdec.train.report import write_report
 from specdec.train.settings import GIGABYTE, TrainConfig
 
 _FEWEST = 20
@@ -87,13 +88,13 @@ def head_config(model: Decoder, config: TrainConfig) -> HeadConfig:
     )
 
 
-def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, reporter: Reporter, **about: Any) -> Trained:
+def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, reporter: Reporter) -> Trained:
     """Train a head on answers of the target.
 
     Args:
         answers: a file of ``data.make_answers``.
         out: the folder of the run; a run that is there is taken up.
-        about: what else must be the same when it is taken up.
+        cache: the folder of hidden states, which several runs may share.
 
     Raises:
         ConfigError: the answers are too few or not this model's, settings do not go together, or the disk is full.
@@ -108,7 +109,7 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, reporter: Rep
     if len(learned) < _FEWEST or not kept:
         raise ConfigError(f"{answers}: {len(learned)} answers to learn from and {len(kept)} to measure on are too few")
     digest = hashlib.sha256(answers.read_bytes()).hexdigest()[:16]
-    checkpoint.agree(out, config, model=llm.name, precision=model.precision, answers=digest, **about)
+    checkpoint.agree(out, config, model=llm.name, precision=model.precision, answers=digest)
 
     device = model.device
     ids = vocabulary.choose(learned, config.vocabulary, model.shape.vocab_size, always_drafted(llm)).to(device)
@@ -128,14 +129,14 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, reporter: Rep
     output = Output.of(model.head.rows(ids), ids, model.shape.vocab_size)
     teacher = Teacher(model, llm.kernels, shape.taps, shape.normed)
     bound = int(config.cache_gb * GIGABYTE)
-    aside = Store(teacher, kept, out / "features", "held-out", bound)
+    aside = Store(teacher, kept, cache, bound)
     batches = [Batch.of(group, device) for i in range(len(aside)) for group in grouped(aside[i], config.batch)]
     torch.manual_seed(config.seed)
     head = make_head(shape).to(device)
     start(head, model)
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
-    shards = Store(teacher, learned, out / "features", "answers", bound)
+    shards = Store(teacher, learned, cache, bound)
     run = Run(head, config, embed, output, shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
@@ -180,8 +181,10 @@ def save(llm: LLM, trained: Trained, out: Path) -> None:
     """
     model = llm.engine.model
     assert isinstance(model, Decoder)
-    origin = provenance(model=llm.name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
+    name = Path(llm.name).name if Path(llm.name).is_absolute() else llm.name
+    origin = provenance(model=name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
     head = copy.deepcopy(trained.head).to(torch.bfloat16)
     ids = None if trained.ids is None else trained.ids.cpu()
-    target = Fingerprint.of(model, llm.name)
+    target = Fingerprint.of(model, name)
+    write_report(out, trained, origin)
     save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
