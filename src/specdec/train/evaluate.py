@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.models.heads import Head, MedusaHead
+from specdec.models.heads import MedusaHead
 from specdec.train.batch import Batch
 from specdec.train.losses import Output
-from specdec.train.unroll import Embed, unroll
+from specdec.train.unroll import Embed, Learner, unroll
 
 RANKS = 4
 _CHUNK = 512
@@ -85,7 +85,7 @@ class Measured:
 
 
 @torch.inference_mode()
-def measure(head: Head, batches: Iterable[Batch], embed: Embed, output: Output, steps: int) -> Measured:
+def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Output, steps: int) -> Measured:
     """Run a head over batches.
 
     Groups of τ are ``all``, ``greedy``, ``sampled`` and the tasks.
@@ -109,7 +109,7 @@ def measure(head: Head, batches: Iterable[Batch], embed: Embed, output: Output, 
     return measured
 
 
-def _hits(head: Head, state: Tensor, previous: Tensor, output: Output, truth: Tensor) -> Tensor:
+def _hits(head: Learner, state: Tensor, previous: Tensor, output: Output, truth: Tensor) -> Tensor:
     """bool [N, RANKS]: is the truth the token of that rank?"""
     parts = []
     for start in range(0, len(state), _CHUNK):
