@@ -69,6 +69,11 @@ class OnDevice(Kernels):
     def race(self, logp: Tensor, seed: int, position: int) -> int:
         return self.kernels.race(logp, seed, position)
 
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return self.kernels.candidates(logits, heat, seeds, positions, k, names)
+
 
 def _moved(rows: Rows) -> Rows:
     fields = (rows.tables, rows.sequence, rows.slot, rows.prefix, rows.path, rows.n_path)

@@ -10,7 +10,7 @@ from native import ALL, FAST, NATIVE
 from torch import Tensor
 
 from specdec.kernels import set_threads
-from specdec.kernels.base import Kernels, gumbel
+from specdec.kernels.base import WIDTH, Kernels, gumbel
 
 every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 
@@ -142,3 +142,60 @@ def test_race_draws_by_the_law() -> None:
 @pytest.mark.parametrize("bad", [[-torch.inf] * 70, [-1.0] * 69 + [torch.nan], [torch.nan] + [-torch.inf] * 69])
 def test_race_without_a_law_has_no_winner(kernels: Kernels, bad: list[float]) -> None:
     assert kernels.race(torch.tensor(bad, dtype=torch.float64), 0, 0) == -1
+
+
+def brute_candidates(
+    row: Tensor, heat: float, seed: int, position: int, k: int, names: Tensor
+) -> tuple[list[int], list[float]]:
+    """By the formula of the contract."""
+    width = WIDTH if heat else k
+    ids = torch.tensor(brute_top(row, width))
+    logp = row.double().log_softmax(0)[ids]
+    scores = logp + heat * gumbel(seed, position, names[ids])
+    rest = (1 - logp.exp().sum()).clamp(min=1e-9) * (1 + 4 * heat**2) * 1000 ** max(0.0, heat - 1)
+    chances = scores.exp() / (scores.exp().sum() + rest)
+    order = chances.argsort(descending=True, stable=True)[:k]
+    return names[ids[order]].tolist(), chances[order].tolist()
+
+
+@every
+@pytest.mark.parametrize("n", [1, 5, 32, 33, 300, 2000])
+def test_candidates_by_their_formula(kernels: Kernels, n: int) -> None:
+    """Rows of all temperatures side by side, the columns named by other numbers or not."""
+    dice = torch.Generator().manual_seed(n)
+    logits = torch.randn(8, n, generator=dice) * 4
+    logits[3, : n // 2] = -torch.inf
+    heat = torch.tensor([0.0, 0.2, 0.7, 1.0, 1.6, 1e-7, 0.0, 1.0], dtype=torch.float64)
+    seeds, positions = torch.tensor([0, 5, 2**63 - 1, 7, 7, 7, 9, 7]), torch.tensor([0, 1, 100_000, 3, 3, 4, 9, 4])
+    for names in (None, torch.randperm(5 * n, generator=dice)[:n]):
+        for k in sorted({1, min(n, 4), min(n, WIDTH)}):
+            tokens, chances = kernels.candidates(logits, heat, seeds, positions, k, names)
+            for i in range(8):
+                known = torch.arange(n) if names is None else names
+                wanted = brute_candidates(logits[i], float(heat[i]), int(seeds[i]), int(positions[i]), k, known)
+                finite = sum(chance > 0 for chance in wanted[1])  # what is ruled out has no order
+                assert tokens[i, :finite].tolist() == wanted[0][:finite]
+                assert chances[i].tolist() == pytest.approx(wanted[1], rel=1e-5, abs=1e-12)
+
+
+@every
+def test_candidates_of_any_temperature_and_of_damaged_rows(kernels: Kernels) -> None:
+    """Chances stay within [0, 1] where numbers are extreme; a NaN stays in its row."""
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
+    logits[0, 7], logits[1, 8] = 1e4, torch.nan
+    heat = torch.tensor([1.0, 1.0, 1e-9, 1e3, 1e9, 5.0], dtype=torch.float64)
+    tokens, chances = kernels.candidates(logits, heat, torch.arange(6), torch.arange(6), 4, None)
+    assert chances.isnan().any(1).tolist() == [False, True, False, False, False, False]
+    good = chances[[0, 2, 3, 4, 5]]
+    assert bool(((good >= 0) & (good <= 1)).all())
+    assert int(tokens[0, 0]) == 7
+    assert bool(((tokens >= 0) & (tokens < 300)).all())
+
+
+@pytest.mark.parametrize("k", [0, 33])
+def test_candidates_refuse_what_does_not_fit(k: int) -> None:
+    row, one = torch.zeros(1, 64), torch.ones(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="k must be in"):
+        FAST.candidates(row, one.double(), one, one, k, None)
+    with pytest.raises(ValueError, match="as many"):
+        FAST.candidates(row, one.double(), one, one, 4, one)

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import WIDTH, Floats, Ids, candidates
+from specdec.draft.candidates import Floats, Ids, candidates
 from specdec.draft.expand import Growth
 from specdec.draft.medusa_heads import Heads
 from specdec.draft.shape import Shape, static
+from specdec.kernels.base import WIDTH
 from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import MedusaHead

@@ -23,6 +23,9 @@ GROUP = 32
 LANES = 16
 """Output channels that a packed weight keeps together."""
 
+WIDTH = 32
+"""Most likely tokens of a row that ``candidates`` gives noise to."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
@@ -137,6 +140,27 @@ class Kernels(ABC):
 
         The noise is the counter-based one of ``gumbel`` below, evaluated only where it can matter. -1 where every entry is
         -inf or one is NaN.
+        """
+
+    @abstractmethod
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What a drafter expects to win the race at each row's position, best first, and the chance of each.
+
+        Of the ``WIDTH`` largest logits z (``top``; only k where heat is 0) of a row, those with the largest
+        ``s = log_softmax(z) + heat * gumbel(seed, position, token)``, with chances ``exp(s) / (sum of exp(s) + rest)``, where
+        ``rest = (1 - the softmax of those ranked) * (1 + 4 heat^2) * 1000^max(0, heat - 1)`` stands for all other tokens.
+
+        Args:
+            logits: [n, V] f32.
+            heat: f64 [n], the temperatures.
+            seeds, positions: int64 [n].
+            k: at most V and ``WIDTH``.
+            names: int64 [V] the token that each column stands for; None for its own number.
+
+        Returns:
+            tokens [n, k] int64 and chances [n, k] f64; where a row holds a NaN, its chances are NaN.
         """
 
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:

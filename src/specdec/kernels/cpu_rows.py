@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.config import BLOCK_SIZE
-from specdec.kernels.base import Kernels, Rows
+from specdec.kernels.base import WIDTH, Kernels, Rows
 from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
 
 MOST_TOP = 32
@@ -85,6 +85,7 @@ class RowOps(Kernels):
         )
         self._top = library.function("top", p, n, n, n, p, p)
         self._race = library.function("race", p, n, n, n, returns=LONG)
+        self._candidates = library.function("candidates", p, n, n, n, n, p, p, p, p, p, p)
         self._rows: tuple[Rows | None, tuple[int, ...], tuple[int, ...]] = None, (), ()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -163,3 +164,20 @@ class RowOps(Kernels):
 
     def race(self, logp: Tensor, seed: int, position: int) -> int:
         return self._race(_check("logp", logp, torch.float64).data_ptr(), logp.numel(), seed, position)
+
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rows, n = _check("logits", logits, torch.float32).shape
+        width = min(n, WIDTH)
+        if not 1 <= k <= width:
+            raise ValueError(f"k must be in [1, {width}], got {k}")
+        if not len(heat) == len(seeds) == len(positions) == rows or (names is not None and len(names) != n):
+            raise ValueError(f"{rows} rows of {n} need as many temperatures, seeds and positions, and a name for each column")
+        tokens, chances = torch.empty(rows, k, dtype=torch.int64), torch.empty(rows, k, dtype=torch.float64)
+        self._candidates(
+            logits.data_ptr(), rows, n, width, k, _check("heat", heat, torch.float64).data_ptr(),
+            _check("seeds", seeds, torch.int64).data_ptr(), _check("positions", positions, torch.int64).data_ptr(),
+            None if names is None else _check("names", names, torch.int64).data_ptr(), tokens.data_ptr(), chances.data_ptr(),
+        )  # fmt: skip
+        return tokens, chances

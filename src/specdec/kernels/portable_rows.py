@@ -6,13 +6,14 @@ itself, in a shape that depends on that row alone, and sums run in float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from specdec.config import BLOCK_SIZE
-from specdec.kernels.base import Kernels, Rows, gumbel
+from specdec.kernels.base import WIDTH, Kernels, Rows, gumbel
 
 
 def _each_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
@@ -100,3 +101,21 @@ class PortableRowOps(Kernels):
             return -1
         scores = logp[alive] + gumbel(seed, position, alive)
         return int(alive[torch.nonzero(scores == scores.max())[0, 0]])
+
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        _, best = self.top(logits, min(WIDTH, logits.shape[1]))
+        found: list[tuple[Tensor, Tensor]] = []
+        for row, ids, temperature, seed, position in zip(
+            logits, best, heat.tolist(), seeds.tolist(), positions.tolist(), strict=True
+        ):
+            if temperature == 0:
+                ids = ids[:k]
+            tokens = ids if names is None else names[ids]
+            logp = row.double().log_softmax(0)[ids]
+            scores, order = torch.sort(logp + temperature * gumbel(seed, position, tokens), descending=True, stable=True)
+            rest = torch.log((1 - logp.exp().sum()).clamp(min=1e-9)) + math.log1p(4 * temperature**2)
+            whole = torch.logaddexp(scores.logsumexp(0), rest + max(0.0, temperature - 1) * math.log(1000))
+            found.append((tokens[order[:k]], (scores[:k] - whole).exp()))
+        return torch.stack([tokens for tokens, _ in found]), torch.stack([chances for _, chances in found])

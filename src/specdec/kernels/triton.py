@@ -151,6 +151,11 @@ class TritonKernels(Kernels):
     def race(self, logp: Tensor, seed: int, position: int) -> int:
         return self._host.race(logp.cpu(), seed, position)
 
+    def candidates(
+        self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return self._host.candidates(logits.cpu(), heat, seeds, positions, k, names)
+
 
 def _add(parts: Tensor) -> Tensor:
     """[S, M, N] -> [M, N], added in order."""

@@ -1,4 +1,5 @@
-// Choosing tokens from a row: its largest entries, and the winner of the race of log-probabilities and Gumbel noise.
+// Choosing tokens from a row: its largest entries, the winner of the race of log-probabilities and Gumbel noise, and those
+// that a drafter expects to win it.
 #include "simd.h"
 #include "threads.h"
 
@@ -153,4 +154,65 @@ KERNEL(int64_t, race)(const double *logp, int64_t n, int64_t seed, int64_t posit
     }
   }
   return winner;
+}
+
+#define WIDEST 32  // entries of a row that are given noise
+
+// The sum of e^(x - most), in lanes.
+static double exp_sum(const float *x, int64_t n, float most) {
+  f32x16 sum = f_zero(), m = f_set1(most);
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) sum = f_add(sum, f_exp(f_sub(f_load(x + i), m)));
+  float rest[LANES];
+  for (int l = 0; l < LANES; l++) rest[l] = i + l < n ? x[i + l] : -INFINITY;
+  return f_sum(f_add(sum, f_exp(f_sub(f_load(rest), m))));
+}
+
+typedef struct {
+  const float *x;
+  int64_t n, width, k;
+  const double *heat;
+  const int64_t *seeds, *positions, *names;
+  int64_t *tokens;
+  double *chances;
+} Candidates;
+
+// One row; kernels/base.py says what is computed.
+static void candidates_row(void *context, int64_t row) {
+  const Candidates *c = context;
+  const float *x = c->x + row * c->n;
+  double heat = c->heat[row], scores[WIDEST], inside = 0;
+  int64_t ids[WIDEST], width = heat > 0 ? c->width : c->k;
+  float values[WIDEST];
+  top_row(x, c->n, width, values, ids);
+  double whole = values[0] + log(exp_sum(x, c->n, values[0]));
+  uint64_t key = mix((uint64_t)c->seeds[row] + GOLDEN * (uint64_t)(c->positions[row] + 1));
+  for (int64_t i = 0; i < width; i++) {
+    int64_t token = c->names ? c->names[ids[i]] : ids[i], at = i;
+    double score = values[i] - whole;
+    inside += exp(score);
+    if (heat > 0) score += heat * noise(mix(key + GOLDEN * (uint64_t)(token + 1)));
+    for (; at > 0 && scores[at - 1] < score; at--) {
+      scores[at] = scores[at - 1];
+      ids[at] = ids[at - 1];
+    }
+    scores[at] = score;
+    ids[at] = token;
+  }
+  double outside = 1 - inside > 1e-9 ? 1 - inside : 1e-9;
+  double rest = log(outside) + log1p(4 * heat * heat) + (heat > 1 ? (heat - 1) * log(1000.0) : 0);
+  double most = scores[0] > rest ? scores[0] : rest, total = exp(rest - most);
+  for (int64_t i = 0; i < width; i++) total += exp(scores[i] - most);
+  for (int64_t i = 0; i < c->k; i++) {
+    c->tokens[row * c->k + i] = ids[i];
+    c->chances[row * c->k + i] = exp(scores[i] - most) / total;
+  }
+}
+
+// x [rows, n] -> tokens, chances [rows, k]; 1 <= k <= width <= 32 and n; names [n] or NULL.
+KERNEL(void, candidates)(const float *x, int64_t rows, int64_t n, int64_t width, int64_t k, const double *heat,
+                         const int64_t *seeds, const int64_t *positions, const int64_t *names, int64_t *tokens,
+                         double *chances) {
+  Candidates c = {x, n, width, k, heat, seeds, positions, names, tokens, chances};
+  specdec_parallel(threads_for(rows * n, GRAIN / 8), rows, candidates_row, &c);
 }
