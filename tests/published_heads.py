@@ -160,15 +160,19 @@ def eagle1_reference(w: Tensors, features: Tensor, embedded: Tensor) -> Tensor:
     return layer_reference(w, at, x, x)
 
 
+def eagle3_layer(w: Tensors, stream: Tensor, embedded: Tensor, *, normed: bool) -> Tensor:
+    """What starts a step (fused features, or states of the step before) and embeddings, both [T, d] -> states [T, d]"""
+    at = "midlayer." if "midlayer.hidden_norm.weight" in w else "layers.0."
+    hidden = rms_norm(stream, w[f"{at}hidden_norm.weight"])
+    inputs = torch.cat([rms_norm(embedded, w[f"{at}input_layernorm.weight"]), hidden], -1)
+    return layer_reference(w, at, hidden if normed else stream, inputs)
+
+
 def eagle3_reference(
     w: Tensors, features: Tensor, embedded: Tensor, *, normed: bool, fuse: bool = True
 ) -> tuple[Tensor, Tensor]:
     """features [T, taps * d], embedded [T, d] -> the state [T, d] and logits over the draft vocabulary"""
-    at = "midlayer." if "midlayer.hidden_norm.weight" in w else "layers.0."
-    state = features @ w["fc.weight"].t() if fuse else features
-    hidden = rms_norm(state, w[f"{at}hidden_norm.weight"])
-    inputs = torch.cat([rms_norm(embedded, w[f"{at}input_layernorm.weight"]), hidden], -1)
-    state = layer_reference(w, at, hidden if normed else state, inputs)
+    state = eagle3_layer(w, features @ w["fc.weight"].t() if fuse else features, embedded, normed=normed)
     return state, rms_norm(state, w["norm.weight"]) @ w["lm_head.weight"].t()
 
 

@@ -73,7 +73,7 @@ def test_no_head_changes_a_token(tmp_path, kind: str, temperature: float) -> Non
     model = load(tmp_path, "q8")
     requests = requests_of(6, temperature)
     alone = [run(make_engine(model, ops()), [request])[0] for request in requests]
-    for config in ({}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}, {"max_nodes": 1}, {"max_sequences": 2}):
+    for config in ({}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}, {"max_nodes": 1}):
         drafter = drafter_of(model, random_head(model, kind), trained_precision="q8")
         engine = poisoned(model, drafter, drafter, **config)
         answers = run(engine, requests)
@@ -224,6 +224,28 @@ def test_batches_draft_what_each_sequence_drafts_alone(model, kind: str) -> None
         alone, among = drafted[0][n], drafted[1][n]
         assert alone.tree == among.tree
         assert alone.estimates == pytest.approx(among.estimates, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "q8", "q4"])
+def test_a_pass_in_one_native_call_gives_the_same_drafts(model, precision: str) -> None:
+    """EAGLE-3's layer in one call and operation by operation: the same trees, the same estimates to the last bit."""
+    if ops().name == "torch":
+        pytest.skip("there is no such call here")
+    request = requests_of(3, 1.0, seed=4)[-1]
+    drafted = []
+    for fused in (True, False):
+        recurrent = drafter_of(model, random_head(model, "eagle3"), trained_precision=precision)
+        assert recurrent._layers._fused is not None
+        if not fused:
+            recurrent._layers._fused = None
+        watched = Watched(recurrent, request.prompt)
+        run(make_engine(model, ops(), drafter=watched), [request])
+        drafted.append(watched.seen)
+    both = drafted[0].keys() & drafted[1].keys()
+    assert len(both) > 10
+    assert all(drafted[0][n] == drafted[1][n] for n in both)
+    other = drafter_of(model, random_head(model, "eagle3", normed_residual=True), trained_precision=precision)
+    assert other._layers._fused is None, "it does not do this"
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

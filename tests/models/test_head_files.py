@@ -128,7 +128,7 @@ def test_other_types_and_vocabularies_are_not_saved(tmp_path, target) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"seed": 1}, "trained for the model, and another is another model: other embeddings"),
+        ({"seed": 1}, "trained for the model, and this model is another: other embeddings"),
         ({"num_hidden_layers": 3}, "number of layers 2 against 3"),
         ({"vocab_size": 330}, "vocabulary 320 against 330"),
         ({"hidden_size": 96}, "hidden size 64 against 96"),

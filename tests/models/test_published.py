@@ -172,8 +172,8 @@ def changed(tensors: dict[str, Tensor], name: str, value: Tensor | None) -> dict
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"hidden_size": 128}, "hidden_size is 128, and the model has 64: the head was made for another model"),
-        ({"vocab_size": 400}, "vocab_size is 400, and the model has 320"),
+        ({"hidden_size": 128}, "hidden_size is 128, and this model has 64: the head was made for another model"),
+        ({"vocab_size": 400}, "vocab_size is 400, and this model has 320"),
         ({"target_hidden_size": 128}, "target_hidden_size is 128"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),

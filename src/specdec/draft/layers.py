@@ -11,10 +11,13 @@ from torch import Tensor
 
 from specdec import attention
 from specdec.kernels.base import Kernels, Rows
+from specdec.kernels.fused import DecoderWeights, FusedDecoder, LayerWeights
 from specdec.kv.pool import Pool
 from specdec.models.decoder import Decoder
 from specdec.models.heads import RecurrentHead
 from specdec.models.layers import Rope, RotaryTable
+from specdec.models.packed_heads import PackedEmbedding, PackedLinear, PackedNorm
+from specdec.quant.linear import Embedding, Linear
 from specdec.types import Sequence
 
 
@@ -51,28 +54,32 @@ class RowList:
 
 
 class Layers:
-    """The layers of a head, and the keys and values of their rows.
+    """The layers of a head, the output matrix behind them, and the keys and values of their rows.
 
     Args:
         head: packed, on the model's device.
+        output: the output matrix over the head's vocabulary.
         model: whose embedding is used, unless the head has one.
         n_blocks: of the model's pool.
     """
 
-    def __init__(self, head: RecurrentHead, model: Decoder, kernels: Kernels, n_blocks: int) -> None:
+    def __init__(self, head: RecurrentHead, output: Linear, model: Decoder, kernels: Kernels, n_blocks: int) -> None:
         c = self._config = head.config
         self.pool = Pool(c.n_modules, n_blocks, c.n_kv_heads, c.head_dim, model.kv_dtype, model.device)
         # Rows that nobody wrote, before the first of a sequence that was observed, are read: they must be numbers.
         self.pool.keys.zero_()
         self.pool.values.zero_()
         self._head = head
-        self._embedding = head.embedding or model.embedding
+        self._output = output
+        self._embedding = head.embedding.embedding if isinstance(head.embedding, PackedEmbedding) else model.embedding
         self._attention = attention.select(self.pool, kernels)
         self._kernels = kernels
         self._device = model.device
         rope = Rope(kind="default", dim=c.head_dim, theta=c.rope_theta, context=model.shape.context)
         self._rotary = RotaryTable(rope, model.device)
         self._scale = c.head_dim**-0.5
+        weights = _fusable(head, output, self._embedding) if self._attention.native_pool else None
+        self._fused: FusedDecoder | None = kernels.fuse(weights) if weights else None
 
     def tables(self, sequences: Many[Sequence]) -> Tensor:
         """int32 [S, B] the block tables of the sequences of a pass."""
@@ -82,12 +89,25 @@ class Layers:
             row[: len(sequence.table.blocks)] = sequence.table.blocks
         return torch.from_numpy(tables).to(self._device)
 
-    def run(self, module: int, states: Tensor, rows: RowList, tables: Tensor) -> Tensor:
-        """One pass of a module: states [M, d] of what lies before each row -> new states [M, d]."""
+    def logits(self, states: Tensor, module: int) -> Tensor:
+        """States [M, d] that a module gave -> what the head says after each, [M, Vd]."""
+        return self._output(self._head.ready(states, module))
+
+    def run(self, module: int, states: Tensor, rows: RowList, tables: Tensor, wanted: Many[int] = ()) -> tuple[Tensor, Tensor]:
+        """One pass of a module.
+
+        Args:
+            states: [M, d], of what lies before each row.
+            tables: as from ``tables``.
+            wanted: rows whose logits are wanted, increasing.
+
+        Returns:
+            New states [M, d], and logits [wanted, Vd].
+        """
         n, width = len(rows), max(map(len, rows.paths))
         n_path = [len(path) for path in rows.paths]
         positions = [prefix + n - 1 for prefix, n in zip(rows.prefixes, n_path, strict=True)]
-        wide = torch.from_numpy(np.array([rows.tokens, positions], np.int64)).to(self._device)
+        wide = torch.from_numpy(np.array([*rows.tokens, *positions, *wanted], np.int64)).to(self._device)
         entries = [*rows.owners, *rows.slots, *rows.prefixes, *n_path]
         if width:
             for path in rows.paths:
@@ -95,8 +115,14 @@ class Layers:
                 entries += [-1] * (width - len(path))
         narrow = torch.from_numpy(np.array(entries, np.int32)).to(self._device)
         owners, slots, prefixes, n_paths, paths = torch.split(narrow, [n, n, n, n, n * width])
-        cos, sin = self._rotary(wide[1], wide[1])
+        tokens, places, chosen = torch.split(wide, [n, n, len(wanted)])
         packed = Rows(tables=tables, sequence=owners, slot=slots, prefix=prefixes, path=paths.view(n, width), n_path=n_paths)
+        cos, sin, angles = self._rotary.tables(places, places, max(positions) + 1)
+        if self._fused:
+            keys, values = self.pool.keys, self.pool.values
+            logits, new = self._fused(tokens, cos, sin, angles, packed, chosen, keys, values, (0,), states.contiguous())
+            return new[0], logits
+        cos, sin = cos[angles], sin[angles]
         n_q, n_qk = self._config.n_heads, self._config.n_heads + self._config.n_kv_heads
 
         def attend(qkv: Tensor) -> Tensor:
@@ -106,5 +132,36 @@ class Layers:
             q, k, v = heads[:, :n_q], heads[:, n_q:n_qk], heads[:, n_qk:]
             return self._attention(module, q, k, v, packed, self._scale, 0)
 
-        new: Tensor = self._head(self._embedding(wide[0]), states, attend, module)
-        return new
+        after: Tensor = self._head(self._embedding(tokens), states, attend, module)
+        chosen_states = after if len(wanted) == n else after[chosen]
+        return after, self.logits(chosen_states, module) if wanted else chosen_states.new_empty(0, self._output.n)
+
+
+def _fusable(head: RecurrentHead, output: Linear, embedding: Embedding) -> DecoderWeights | None:
+    """What a pass in one native call takes; None where the head is of another kind or not packed for the CPU."""
+    c = head.config
+    if c.kind != "eagle3" or c.normed_residual:
+        return None
+    layer, norms = head.layers[0], (head.embedding_norms[0], head.state_norms[0], head.layers[0].ffn_norm, head.norms[0])
+    products = [m.linear.matrix() for m in (layer.qkv, layer.out, layer.gate_up, layer.down) if isinstance(m, PackedLinear)]
+    qkv, out, gate_up, down, last, table = *products, output.matrix(), embedding.weight.matrix()
+    if not (qkv and out and gate_up and down and last and table):
+        return None
+    embedding_norm, state_norm, ffn_norm, norm = (n.weight for n in norms if isinstance(n, PackedNorm))
+    return DecoderWeights(
+        layers=[
+            LayerWeights(
+                attention_norm=state_norm, qkv=qkv, q_norm=None, k_norm=None, out=out, ffn_norm=ffn_norm, gate_up=gate_up,
+                down=down, window=0,
+            )
+        ],
+        heads=c.n_heads,
+        kv_heads=c.n_kv_heads,
+        head_dim=c.head_dim,
+        eps=c.rms_eps,
+        scale=c.head_dim**-0.5,
+        norm=norm,
+        head=last,
+        embedding=table,
+        embedding_norm=embedding_norm,
+    )  # fmt: skip

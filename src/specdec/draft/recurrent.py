@@ -28,7 +28,7 @@ from specdec.draft.layers import Layers, RowList
 from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
-from specdec.models.packed_heads import pack_head, packed_bytes
+from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
 
 MOST_HELD = 64
@@ -78,10 +78,10 @@ class RecurrentDrafter(Drafter):
         self.name = h.kind
         self.taps = h.taps
         self._head = pack_head(head, target.kernels, config.trained_precision, device)
-        self._layers = Layers(self._head, model, target.kernels, target.n_blocks)
         cut = None if h.own_output or ids is None else model.head.subset(ids)
-        self._output = self._head.outputs[0] if h.own_output else cut or model.head
+        own = [output.linear for output in self._head.outputs if isinstance(output, PackedLinear)]
         self._output_bytes = cut.n_bytes if cut else 0
+        self._layers = Layers(self._head, own[0] if own else cut or model.head, model, target.kernels, target.n_blocks)
         self._vocabulary = None if ids is None else ids.cpu().numpy()
         self._features = Features(h.taps, (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if h.normed else None)
         self._kernels = target.kernels
@@ -158,7 +158,7 @@ class RecurrentDrafter(Drafter):
                 break
             if module:
                 states = _pick(states, carried, sources)
-            states = self._layers.run(module, states, rows, tables)
+            states, _ = self._layers.run(module, states, rows, tables)
             last = states[[row for _, row in ended]]  # a copy, so that the other states can go
             tips += [(track, module, tip) for (track, _), tip in zip(ended, last.unbind(), strict=True)]
         for track, module, tip in tips:
@@ -173,8 +173,9 @@ class RecurrentDrafter(Drafter):
         leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
         taken = [0] * len(known)
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
+        logits = self._layers.logits(states, 0)  # [leaves, Vd]
         for depth in range(1, self._depth + 1):
-            self._add_children(depth, states, leaves, known, growths)
+            self._add_children(depth, logits, leaves, known, growths)
             if depth == self._depth:
                 return
             module = min(depth, self._last)
@@ -213,20 +214,18 @@ class RecurrentDrafter(Drafter):
                 return
             if tables is None:
                 tables = self._layers.tables([sequence for sequence, _ in known])
-            states = self._layers.run(module, _pick(states, carried, sources), rows, tables)
+            wanted = [leaf.rows[-1] for leaf in leaves]
+            states, logits = self._layers.run(module, _pick(states, carried, sources), rows, tables, wanted)
 
     def _add_children(
         self,
         depth: int,
-        states: Tensor,
+        logits: Tensor,
         leaves: Many[Leaf],
         known: Many[tuple[Sequence, Track]],
         growths: Many[Growth],
     ) -> None:
         """Give every leaf its most likely children, which are of the given depth."""
-        if len(leaves) < len(states):
-            states = states[[leaf.rows[-1] for leaf in leaves]]
-        logits = self._output(self._head.ready(states, min(depth - 1, self._last)))  # [leaves, Vd]
         owners = [known[leaf.owner][0] for leaf in leaves]
         tokens, chances = candidates(
             logits.cpu(),

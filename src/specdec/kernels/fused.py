@@ -65,6 +65,9 @@ class DecoderWeights:
     norm: Tensor
     head: Matrix
     embedding: Matrix
+    embedding_norm: Tensor | None = None
+    """[d] f32. Where it is given, rows start from states, and the one layer takes the normed embedding and the normed state
+    side by side: the layer of an EAGLE-3 head."""
 
 
 class _Part(ctypes.Structure):
@@ -91,6 +94,7 @@ class _Decoder(ctypes.Structure):
         ("norm", POINTER),
         ("head", _Matrix),
         ("embedding", _Matrix),
+        ("embedding_norm", POINTER),
     )
 
 
@@ -102,7 +106,7 @@ class _Pass(ctypes.Structure):
         *((name, LONG) for name in ("sequences", "table_width", "path_width")),
         *((name, POINTER) for name in ("keys", "values")),
         *((name, LONG) for name in ("n_blocks", "bf16")),
-        *((name, POINTER) for name in ("logits", "taps")),
+        *((name, POINTER) for name in ("logits", "taps", "states")),
     )
 
 
@@ -116,10 +120,12 @@ class FusedDecoder:
         self._layers = len(weights.layers)
         self._d, self._vocab_size = weights.norm.shape[0], weights.head.n
         self._kv = weights.kv_heads, weights.head_dim
+        self._starts_from_states = weights.embedding_norm is not None
         layers = (_Layer * self._layers)(*map(self._layer, weights.layers))
         self._decoder = _Decoder(
             layers, self._layers, self._d, weights.heads, *self._kv, weights.layers[0].down.parts[0].k, weights.eps,
             weights.scale, weights.norm.data_ptr(), self._matrix(weights.head), self._matrix(weights.embedding),
+            _address(weights.embedding_norm),
         )  # fmt: skip
 
     def _layer(self, layer: LayerWeights) -> _Layer:
@@ -143,6 +149,7 @@ class FusedDecoder:
         keys: Tensor,
         values: Tensor,
         taps: Collection[int],
+        states: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run the rows.
 
@@ -154,6 +161,7 @@ class FusedDecoder:
             wanted: int64 [W], increasing: rows whose logits are wanted.
             keys, values: the pool of all layers, [layers, blocks, KV, hd, 16] and [layers, blocks, KV, 16, hd].
             taps: layers whose output is wanted, of every row.
+            states: [M, d] where the weights have an ``embedding_norm``.
 
         Returns:
             logits [W, V] float32, and for each tap [M, d] float32.
@@ -163,7 +171,7 @@ class FusedDecoder:
             MemoryError: there is none for the activations.
         """
         n_rows, n_wanted = len(tokens), len(wanted)
-        self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
+        self._check(rows, states, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
         logits = torch.empty(n_wanted, self._vocab_size)
         tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
@@ -172,14 +180,14 @@ class FusedDecoder:
             n_wanted, rows.tables.data_ptr(), rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(),
             rows.path.data_ptr(), rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(),
             values.data_ptr(), keys.shape[1], keys.dtype is torch.bfloat16, logits.data_ptr(),
-            places and ctypes.addressof(places),
+            places and ctypes.addressof(places), _address(states),
         )  # fmt: skip
         if wrong := self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)):
             kind, message = _ERRORS[wrong]
             raise kind(message)
         return logits, tapped
 
-    def _check(self, rows: Rows, **given: Tensor) -> None:
+    def _check(self, rows: Rows, states: Tensor | None, **given: Tensor) -> None:
         """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
         check_rows(rows)
         m, (kv_heads, hd) = len(rows), self._kv
@@ -194,6 +202,10 @@ class FusedDecoder:
             "keys": (torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
             "values": (keys.dtype, (*pool, BLOCK_SIZE, hd)),
         }
+        if (states is None) == self._starts_from_states:
+            raise ValueError("states are given where the weights have an embedding_norm, and only there")
+        if states is not None:
+            expected["states"], given["states"] = (torch.float32, (m, self._d)), states
         for name, (dtype, shape) in expected.items():
             x = given[name]
             if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:

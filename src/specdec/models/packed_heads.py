@@ -49,11 +49,11 @@ class PackedNorm(nn.Module):
 
     def __init__(self, norm: Norm, kernels: Kernels, device: torch.device) -> None:
         super().__init__()
-        self._weight = norm.weight.detach().float().to(device)
+        self.weight = norm.weight.detach().float().to(device)
         self._eps, self._rms_norm = norm.eps, kernels.rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._rms_norm(_rows(x), self._weight, self._eps).view(x.shape)
+        return self._rms_norm(_rows(x), self.weight, self._eps).view(x.shape)
 
 
 class PackedGate(nn.Module):

@@ -106,13 +106,46 @@ static void region(Run *run, const Matrix *m, int64_t units,
   specdec_parallel(threads, run->chunks * slabs, region_chunk, run);
 }
 
+// Row `id` of a matrix of one part, as quant/blocks.py reads it.
+static void embed(const Matrix *m, int64_t id, float *x) {
+  const int64_t block = id / LANES, lane = id % LANES, kind = m->parts->kind;
+  for (int64_t k = 0; kind > Q8 && k < m->k; k++) {
+    const int64_t at = (block * m->k + k) * LANES + lane;
+    x[k] = kind == BF16 ? from_bf16(((const uint16_t *)m->parts->data)[at]) : ((const float *)m->parts->data)[at];
+  }
+  if (kind > Q8) return;
+  const int64_t bytes = kind == Q4 ? Q4_BYTES : Q8_BYTES, width = kind == Q4 ? 256 : 512;
+  for (int64_t g = 0; g < m->k / GROUP; g++, x += GROUP) {
+    const uint8_t *w = (const uint8_t *)m->parts->data + (block * (m->k / GROUP) + g) * bytes, *codes = w + 4 * lane;
+    float scale[LANES], offset[LANES] = {0};
+    f_store(scale, f_load_f16((const uint16_t *)(w + width)));
+    if (kind == Q4) f_store(offset, f_load_f16((const uint16_t *)(w + width) + LANES));
+    for (int p = 0; p < width / 64; p++)
+      for (int e = 0; e < 4; e++) {
+        const uint8_t code = codes[64 * p + e];
+        if (kind == Q8) {
+          x[4 * p + e] = (float)(int8_t)code * scale[lane];
+        } else {
+          x[4 * p + e] = (float)(code & 15) * scale[lane] + offset[lane];
+          x[16 + 4 * p + e] = (float)(code >> 4) * scale[lane] + offset[lane];
+        }
+      }
+  }
+}
+
 // Rows become the input of a product: normed if a norm is given, quantised if the product takes that.
 static void prepare_rows(const Run *run, int64_t first, int64_t last) {
+  const Decoder *d = run->decoder;
   const int64_t k = run->matrix->k, groups = k / GROUP;
   const int quantised = has(run->matrix, 1);
   for (int64_t r = first; r < last; r++) {
-    float *x = run->input.x + r * k;
-    if (run->norm) norm_row(run->x + r * k, run->norm, x, k, run->decoder->eps);
+    float *x = run->input.x + r * k, *to = x;
+    if (run->norm && k != d->d) {  // an embedding lies before the state
+      embed(&d->embedding, run->pass->tokens[r], x);
+      norm_row(x, d->embedding_norm, x, d->d, d->eps);
+      to += d->d;
+    }
+    if (run->norm) norm_row(run->x + r * d->d, run->norm, to, d->d, d->eps);
     for (int64_t g = 0; quantised && g < groups; g++) quantise(x + g * GROUP, run->input.q + r * groups + g);
   }
 }
@@ -205,33 +238,6 @@ static void logits(const Run *run, int64_t b, int64_t last, int64_t first, int64
   product(m, &run->input, first, rows, b, last, run->pass->logits + first * m->n + b * LANES, 0, m->n);
 }
 
-// Row `id` of a matrix of one part, as quant/blocks.py reads it.
-static void embed(const Matrix *m, int64_t id, float *x) {
-  const int64_t block = id / LANES, lane = id % LANES, kind = m->parts->kind;
-  for (int64_t k = 0; kind > Q8 && k < m->k; k++) {
-    const int64_t at = (block * m->k + k) * LANES + lane;
-    x[k] = kind == BF16 ? from_bf16(((const uint16_t *)m->parts->data)[at]) : ((const float *)m->parts->data)[at];
-  }
-  if (kind > Q8) return;
-  const int64_t bytes = kind == Q4 ? Q4_BYTES : Q8_BYTES, width = kind == Q4 ? 256 : 512;
-  for (int64_t g = 0; g < m->k / GROUP; g++, x += GROUP) {
-    const uint8_t *w = (const uint8_t *)m->parts->data + (block * (m->k / GROUP) + g) * bytes, *codes = w + 4 * lane;
-    float scale[LANES], offset[LANES] = {0};
-    f_store(scale, f_load_f16((const uint16_t *)(w + width)));
-    if (kind == Q4) f_store(offset, f_load_f16((const uint16_t *)(w + width) + LANES));
-    for (int p = 0; p < width / 64; p++)
-      for (int e = 0; e < 4; e++) {
-        const uint8_t code = codes[64 * p + e];
-        if (kind == Q8) {
-          x[4 * p + e] = (float)(int8_t)code * scale[lane];
-        } else {
-          x[4 * p + e] = (float)(code & 15) * scale[lane] + offset[lane];
-          x[16 + 4 * p + e] = (float)(code >> 4) * scale[lane] + offset[lane];
-        }
-      }
-  }
-}
-
 static int check(const Decoder *d, const Pass *p) {
   for (int64_t i = 0; i < p->rows; i++) {
     if (p->tokens[i] < 0 || p->tokens[i] >= d->embedding.n) return BAD_TOKEN;
@@ -298,17 +304,18 @@ static int run_layer(Run *run, int64_t i) {
 KERNEL(int, decode)(const Decoder *d, const Pass *p) {
   int wrong = check(d, p);
   if (wrong || !p->rows) return wrong;
-  const int64_t rows = p->rows, width = d->heads * d->hd, widest = width > d->d ? width : d->d;
+  const int64_t rows = p->rows, width = d->heads * d->hd, taken = d->layers->qkv.k, widest = width > taken ? width : taken;
   const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn));
-  const size_t groups = (size_t)(rows * (d->d + width + d->ffn) / GROUP);
+  const size_t groups = (size_t)(rows * (taken + width + d->ffn) / GROUP);
   RowGroup *memory = malloc(groups * sizeof(RowGroup) + floats * sizeof(float));
   if (!memory) return NO_MEMORY;
   float *f = (float *)(memory + groups);
   Run run = {.decoder = d, .pass = p, .rows = rows, .x = f, .q = f + rows * widest, .spare = f + 2 * rows * widest,
              .normed = {f + 3 * rows * widest, memory},
-             .attended = {f + 4 * rows * widest, memory + rows * d->d / GROUP},
-             .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (d->d + width) / GROUP}};
-  for (int64_t i = 0; i < rows; i++) embed(&d->embedding, p->tokens[i], run.x + i * d->d);
+             .attended = {f + 4 * rows * widest, memory + rows * taken / GROUP},
+             .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (taken + width) / GROUP}};
+  if (p->states) memcpy(run.x, p->states, (size_t)(rows * d->d) * sizeof(float));
+  for (int64_t i = 0; !p->states && i < rows; i++) embed(&d->embedding, p->tokens[i], run.x + i * d->d);
   for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
   if (!wrong && p->n_wanted) {
     prepare(&run, &d->head, run.normed, d->norm);

@@ -31,6 +31,9 @@ typedef struct {
   float eps, scale;
   const float *norm;
   Matrix head, embedding;  // of one part each, without a bias
+  // [d], or null. Where it is set, rows start from the states of the pass, and the one layer's queries, keys and values are
+  // products of the normed embedding and the normed state side by side: the layer of an EAGLE-3 head.
+  const float *embedding_norm;
 } Decoder;
 
 // The rows of one pass, as kernels/base.py describes them, and where they find keys and values.
@@ -45,6 +48,7 @@ typedef struct {
   int64_t n_blocks, bf16;
   float *logits;  // [n_wanted, vocabulary]
   float **taps;   // for each layer null, or [rows, d] for its output
+  const float *states;  // [rows, d], or null where rows start from their embeddings
 } Pass;
 
 #endif
