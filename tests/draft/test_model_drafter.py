@@ -69,11 +69,12 @@ def drafter_of(
     target: Decoder,
     kv_tokens: int = KV_TOKENS,
     make_drafter: type[ModelDrafter] = ModelDrafter,
+    vocabulary: torch.Tensor | None = None,
     **settings: Any,
 ) -> ModelDrafter:
     """A drafter whose cache holds NaN where nothing was written."""
     config = SpeculationConfig(**{"trained_min_probability": 1e-6, **settings})
-    drafter = make_drafter(draft, Target(target, ops(), kv_tokens // BLOCK_SIZE), config, "draft")
+    drafter = make_drafter(draft, Target(target, ops(), kv_tokens // BLOCK_SIZE), config, "draft", vocabulary)
     drafter._pool.poison(range(drafter._pool.n_blocks))
     return drafter
 
@@ -304,6 +305,21 @@ def test_padding_is_never_drafted(target, tmp_path, temperature: float) -> None:
     (draft,) = watched.propose(row, budget=40)
     assert len(draft) == 40
     assert max(draft.tree.tokens) < V
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_vocabulary_is_the_whole_one_without_the_rest(target, drafts, temperature: float) -> None:
+    """Some outputs alone: the tokens that rank highest among them, under their own ids, and the rest of the model as it was."""
+    ids = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19])
+    whole = Watched(drafts["coarse"], target, trained_width=V, trained_depth=1, trained_nodes=64)
+    cut = Watched(drafts["coarse"], target, vocabulary=ids, trained_width=3, trained_depth=1)
+    for n in (1, 20):
+        row = whole.sequence(text(n, seed=n), number=n)
+        row.params = SamplingParams(temperature=temperature)
+        (draft,) = whole.propose(row, budget=V)
+        assert len(draft) == V
+        expected = [token for token in draft.tree.tokens if token in ids.tolist()][:3]
+        assert list(cut.propose(row)[0].tree.tokens) == expected
 
 
 def test_nothing_is_drafted_for_what_the_draft_model_cannot_read(target, drafts) -> None:

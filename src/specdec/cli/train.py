@@ -98,11 +98,15 @@ class TrainingOptions:
     def given(self) -> dict[str, Any]:
         values = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if self.taps is not None:
-            try:
-                values["taps"] = tuple(int(layer) for layer in self.taps.split(","))
-            except ValueError:
-                raise ConfigError(f"--taps needs layers joined by commas, such as 2,15,27, got {self.taps!r}") from None
+            values["taps"] = _layers("--taps", self.taps)
         return values
+
+
+def _layers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(layer) for layer in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} needs layers joined by commas, such as 2,15,27, got {text!r}") from None
 
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run and its result; a run that is there is taken up.")]
@@ -148,6 +152,21 @@ def mtp(
 ) -> None:
     """Modules for multi-token prediction, as in DeepSeek-V3."""
     _train("mtp", out, target, data, training, modules=modules)
+
+
+@command
+def draft(
+    out: Out,
+    layers: Annotated[
+        str | None, _option(_TRAINING, help="Layers of the model that it starts as; by default the first two and the last.")
+    ] = None,
+    target: TargetOptions = _NO_TARGET,
+    data: DataOptions = _NO_DATA,
+    training: TrainingOptions = _NO_TRAINING,
+) -> None:
+    """A small model of a few of the model's own layers, distilled: a model folder for --drafter, or for --model."""
+    kept: dict[str, Any] = {} if layers is None else {"layers": _layers("--layers", layers)}
+    _train("draft", out, target, data, training, **kept)
 
 
 def _train(
@@ -231,5 +250,5 @@ class _Bar(AbstractContextManager["_Bar"]):
 
 
 app = typer.Typer(name="train", no_args_is_help=True, help="Train a drafter for a model, on its own answers to some prompts.")
-for verb in (medusa, eagle, mtp):
+for verb in (medusa, eagle, mtp, draft):
     app.command()(verb)

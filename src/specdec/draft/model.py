@@ -27,7 +27,7 @@ from specdec.draft.contents import Contents
 from specdec.draft.expand import Growth
 from specdec.kernels.base import WIDTH
 from specdec.kv.pool import Pool
-from specdec.models.base import Model
+from specdec.models.decoder import Decoder
 from specdec.runner.compiled import make_runner
 from specdec.runner.pack import Lines
 from specdec.runner.runner import to_host
@@ -74,10 +74,16 @@ class ModelDrafter(Drafter):
         target: the model that it drafts for.
         config: the ``trained_`` settings.
         name: what its nodes are called.
+        vocabulary: int64 [n], the tokens that are drafted; None for all (FR-Spec, Zhao et al., arXiv 2502.14856). The output
+            matrix is most of what a small draft model computes.
     """
 
-    def __init__(self, model: Model, target: Target, config: SpeculationConfig, name: str) -> None:
+    def __init__(
+        self, model: Decoder, target: Target, config: SpeculationConfig, name: str, vocabulary: Tensor | None = None
+    ) -> None:
         shape = model.shape
+        if vocabulary is not None:
+            model = model.with_outputs(vocabulary)
         self.name = name
         self._model = model
         self._pool = Pool(shape.n_layers, target.n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
@@ -88,7 +94,9 @@ class ModelDrafter(Drafter):
         self._vocab_size = min(shape.vocab_size, target.model.shape.vocab_size)
         self._kernels = target.kernels
         self._depth, self._nodes = config.trained_depth, config.trained_nodes
-        self._width, self._children = config.trained_width, min(config.trained_width, self._vocab_size, WIDTH)
+        self._vocabulary = None if vocabulary is None else vocabulary.cpu().numpy()
+        self._n_outputs = self._vocab_size if vocabulary is None else len(vocabulary)
+        self._width, self._children = config.trained_width, min(config.trained_width, self._n_outputs, WIDTH)
         self._least = config.trained_min_probability
 
     def read(self, sequences: Many[Sequence]) -> None:
@@ -134,7 +142,7 @@ class ModelDrafter(Drafter):
 
     @property
     def n_bytes(self) -> int:
-        """Of the draft model and of its keys and values."""
+        """Of the draft model and of its keys and values, an output matrix of fewer tokens counted beside the whole one."""
         return self._model.n_bytes + self._pool.n_bytes
 
     def _settle(self) -> None:
@@ -214,12 +222,13 @@ class ModelDrafter(Drafter):
         """Give every leaf its most likely children, which are of the given depth; logits [leaves, V]."""
         asked = [one for one, _ in leaves]
         tokens, chances = candidates(
-            logits[:, : self._vocab_size].contiguous(),
+            logits[:, : self._n_outputs].contiguous(),
             [one.sequence.params.temperature for one in asked],
             [one.sequence.seed for one in asked],
             [one.stop - 1 + depth for one in asked],
             self._children,
             self._kernels,
+            self._vocabulary,
         )
         for (one, node), ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
             one.growth.add(node, ids, likely)

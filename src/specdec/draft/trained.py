@@ -10,6 +10,7 @@ from typing import Any
 from specdec.config import AUTO, ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
 from specdec.models.decoder import Decoder
+from specdec.models.draft_notes import DraftNotes, read_notes
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import LoadedHead, is_head, load_head, shipped_head
 from specdec.models.load import load_model
@@ -74,16 +75,17 @@ def _draft_model(source: Source, config: SpeculationConfig, target: Target) -> D
     from specdec.draft.model import ModelDrafter
 
     model = load_model(source, config.trained_precision, target.kernels, target.model.device)
-    drafter = ModelDrafter(model, target, config, "draft")
+    notes = read_notes(source.path, model.shape.vocab_size) if source.kind == "folder" else DraftNotes()
+    drafter = ModelDrafter(model, target, config, "draft", notes.vocabulary_ids)
     a = model.architecture
     drafter.card = _card(
         source.name,
         f"{a.family} with {a.n_layers} layers",
         drafter,
         parameters=None,
-        vocabulary=a.vocab_size,
-        provenance={},
-        measured={},
+        vocabulary=a.vocab_size if notes.vocabulary_ids is None else len(notes.vocabulary_ids),
+        provenance=dict(notes.provenance),
+        measured=dict(notes.measured),
     )
     return drafter
 

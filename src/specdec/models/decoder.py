@@ -63,6 +63,20 @@ class Decoder(Model):
         weights = self._weights()
         self._fused = weights and kernels.fuse(weights)
 
+    def with_outputs(self, ids: Tensor) -> Decoder:
+        """The same model, its weights shared, that gives the logits of the tokens ids [n] int64 alone, in that order."""
+        return Decoder(
+            self.architecture,
+            embedding=self.embedding,
+            layers=self.layers,
+            norm=self.norm,
+            head=self.head.subset(ids),
+            kernels=self.kernels,
+            precision=self.precision,
+            kv_dtype=self.kv_dtype,
+            device=self.device,
+        )
+
     @property
     def capturable(self) -> bool:
         return self.kernels.capturable and self._rotary.capturable

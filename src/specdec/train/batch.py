@@ -114,6 +114,12 @@ class Batch:
         parts = [torch.arange(start, start + size) for size, start in zip(sizes, starts, strict=True)]
         return torch.cat(parts).to(self.features.device)
 
+    def read(self, step: int) -> Tensor:
+        """Indices, among the rows of whole texts (without their last tokens), of those that say what this step foresees."""
+        sizes = self.n_anchors(step)
+        starts = [n + step if size else 0 for n, size in zip(self.n_prompt, sizes, strict=True)]
+        return self._ranges([len(tokens) - 1 for tokens in self.tokens], starts, sizes)
+
     def _ranges(self, lengths: Many[int], starts: Many[int], sizes: Many[int]) -> Tensor:
         """Of things that lie flat with ``lengths`` per sequence: those from a start on."""
         offsets = [0, *itertools.accumulate(lengths)]

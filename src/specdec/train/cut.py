@@ -24,28 +24,28 @@ from specdec.quant.linear import BiasedLinear, Linear
 class CutLayer(nn.Module):
     """One layer of a decoder, with the weights that it has there."""
 
-    def __init__(self, layer: Layer, a: Architecture, window: int) -> None:
+    def __init__(self, layer: Layer, a: Architecture, window: int, device: torch.device) -> None:
         super().__init__()
         self.window = window
         self.heads = a.n_heads, a.n_kv_heads, a.head_dim
         self.attention_norm = _norm(layer.attention_norm, a.rms_eps)
-        self.qkv = _linear(layer.qkv)
+        self.qkv = _linear(layer.qkv, device)
         self.q_norm = None if layer.q_norm is None else _norm(layer.q_norm, a.rms_eps)
         self.k_norm = None if layer.k_norm is None else _norm(layer.k_norm, a.rms_eps)
-        self.out = _linear(layer.out)
+        self.out = _linear(layer.out, device)
         self.ffn_norm = _norm(layer.ffn_norm, a.rms_eps)
-        self.gate_up = _linear(layer.gate_up)
-        self.down = _linear(layer.down)
+        self.gate_up = _linear(layer.gate_up, device)
+        self.down = _linear(layer.down, device)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, sizes: Many[int]) -> Tensor:
         """x [R, d], the rows of sequences of these sizes one behind the other -> [R, d]; cos, sin [R, hd / 2]."""
         n_heads, n_kv, hd = self.heads
         qkv: Tensor = self.qkv(self.attention_norm(x))
-        q, k, v = qkv.view(len(x), -1, hd).split([n_heads, n_kv, n_kv], 1)
+        q, k, v = torch.split(qkv.view(len(x), -1, hd), [n_heads, n_kv, n_kv], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        parts = zip(*(torch.split(part, [*sizes]) for part in (q, k, v)), strict=True)
         x = x + self.out(torch.cat([self._attend(*part) for part in parts]).flatten(1))
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
         y: Tensor = x + self.down(F.silu(gate) * up)
@@ -67,21 +67,17 @@ class CutModel(nn.Module):
 
     Args:
         model: from which it is cut.
-        layers: which ones, in increasing order.
-
-    Raises:
-        ConfigError: the model has not these layers.
+        layers: which ones, in increasing order (``check_layers``).
     """
 
     def __init__(self, model: Decoder, layers: Many[int]) -> None:
         super().__init__()
         a = model.architecture
-        if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= a.n_layers:
-            raise ConfigError(f"layers must be some of the model's, 0 to {a.n_layers - 1}, in increasing order; got {list(layers)}")
         windows = tuple(a.windows[i] for i in layers)
+        self.source_layers = tuple(layers)
         self.architecture = replace(a, n_layers=len(layers), windows=windows)
         self.layers = nn.ModuleList(
-            CutLayer(model.layers[i], a, window) for i, window in zip(layers, windows, strict=True)
+            CutLayer(model.layers[i], a, window, model.device) for i, window in zip(layers, windows, strict=True)
         )
         self.norm = _norm(model.norm, a.rms_eps)
         self._rotary = RotaryTable(a.rope, model.device)
@@ -100,7 +96,7 @@ class CutModel(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """Its weights by Hugging Face's names."""
         a = self.architecture
-        found = {"model.norm.weight": self.norm.weight}
+        found: dict[str, Tensor] = {"model.norm.weight": self.norm.weight}
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, CutLayer)
             at = f"model.layers.{i}."
@@ -120,19 +116,21 @@ class CutModel(nn.Module):
             ):
                 for kind, value in (("weight", module.weight), ("bias", module.bias)):
                     if value is not None:
-                        found |= {f"{at}{n}.{kind}": part for n, part in zip(names, value.split(rows), strict=True)}
+                        found |= {f"{at}{n}.{kind}": part for n, part in zip(names, torch.split(value, rows), strict=True)}
         return found
 
 
-def default_layers(n_layers: int, n: int) -> tuple[int, ...]:
-    """Which n layers to keep: the first ones and the last, since those in the middle do least by themselves.
+def default_layers(n_layers: int) -> tuple[int, ...]:
+    """The first two and the last: what a text begins and ends with in a model; those in between do least by themselves."""
+    return tuple(sorted({0, min(1, n_layers - 1), n_layers - 1}))
 
-    Raises:
-        ConfigError: the model has not so many.
-    """
-    if not 1 <= n < n_layers:
-        raise ConfigError(f"a draft model of this model can have 1 to {n_layers - 1} layers, not {n}")
-    return (*range(n - 1), n_layers - 1)
+
+def check_layers(a: Architecture, layers: Many[int]) -> None:
+    """Raise ConfigError where these are not layers of the model."""
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= a.n_layers:
+        raise ConfigError(
+            f"layers must be some of the model's, 0 to {a.n_layers - 1}, in increasing order; got {tuple(layers)}"
+        )
 
 
 def _norm(weight: Tensor, eps: float) -> Norm:
@@ -141,11 +139,10 @@ def _norm(weight: Tensor, eps: float) -> Norm:
     return norm
 
 
-def _linear(linear: Linear) -> nn.Linear:
+def _linear(linear: Linear, device: torch.device) -> nn.Linear:
     """A matrix of a model as floats."""
     bias = linear.bias if isinstance(linear, BiasedLinear) else None
     made = nn.Linear(linear.k, linear.n, bias=bias is not None)
-    device = bias.device if bias is not None else None
     made.weight = nn.Parameter(linear.rows(torch.arange(linear.n, device=device)).detach().clone())
     if bias is not None:
         made.bias = nn.Parameter(bias.detach().clone())

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specdec.draft.candidates import candidates
 from specdec.kernels.base import Kernels
-from specdec.models.heads import Head, MedusaHead
+from specdec.models.heads import MedusaHead
 from specdec.train.batch import Batch
 from specdec.train.losses import Output
-from specdec.train.unroll import Embed, StepOut, unroll
+from specdec.train.unroll import Embed, Learner, StepOut, unroll
 
 RANKS = 4
 _CHUNK = 512
@@ -87,7 +87,7 @@ class Measured:
 
 
 @torch.inference_mode()
-def measure(head: Head, batches: Iterable[Batch], embed: Embed, output: Output, kernels: Kernels, steps: int) -> Measured:
+def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Output, kernels: Kernels, steps: int) -> Measured:
     """Run a head over batches; its candidates are ranked as drafting ranks them, with the noise of the answer's own seed.
 
     Groups of τ are ``all``, ``greedy``, ``sampled`` and the tasks.
@@ -110,7 +110,7 @@ def measure(head: Head, batches: Iterable[Batch], embed: Embed, output: Output, 
     return measured
 
 
-def _hits(head: Head, out: StepOut, batch: Batch, output: Output, kernels: Kernels) -> Tensor:
+def _hits(head: Learner, out: StepOut, batch: Batch, output: Output, kernels: Kernels) -> Tensor:
     """bool [N, RANKS]: is the token that was said the candidate of that rank?"""
     sizes, ids = batch.n_anchors(out.step), output.ids.cpu().numpy()
     truth = batch.ahead(out.step, out.step + 2).cpu()

@@ -76,7 +76,7 @@ class Teacher:
             logits, taps = model.forward(
                 self._batch(tokens[at], owner[at], position[at], n_prompt[at], tables), attend, self.taps
             )
-            x = torch.cat([taps[tap] for tap in self.taps], -1)
+            x = torch.cat([torch.empty(len(tokens[at]), 0, device=model.device), *(taps[tap] for tap in self.taps)], -1)
             if self.normed:
                 x = self.kernels.rms_norm(x, model.norm, model.architecture.rms_eps)
             features.append(x.to("cpu", torch.bfloat16))

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.base import Kernels
-from specdec.models.heads import Head
 from specdec.train import checkpoint
 from specdec.train.batch import Batch, Example
 from specdec.train.evaluate import Measured, measure
 from specdec.train.losses import Losses, Output, Weighing, losses
 from specdec.train.settings import TrainConfig
-from specdec.train.unroll import Embed
+from specdec.train.unroll import Embed, Learner
 
 _WINDOW = 4
 """Shards whose answers are shuffled among each other."""
@@ -59,7 +58,7 @@ class Run:
 
     def __init__(
         self,
-        head: Head,
+        head: Learner,
         config: TrainConfig,
         embed: Embed,
         output: Output,
@@ -209,7 +208,7 @@ def grouped(examples: Many[Example], n_anchors: int) -> Iterator[list[Example]]:
         yield group
 
 
-def _groups(head: Head, weight_decay: float) -> list[dict[str, Any]]:
+def _groups(head: Learner, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors (norms and biases) do not."""
     parameters = list(head.parameters())
     return [

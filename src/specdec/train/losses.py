@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.heads import Head, Markov, MedusaHead
+from specdec.models.heads import Markov, MedusaHead
 from specdec.train.batch import Batch
-from specdec.train.unroll import Embed, unroll
+from specdec.train.unroll import Embed, Learner, unroll
 
 _CHUNK = 256
 """Rows whose logits exist at a time."""
@@ -58,7 +58,7 @@ class Losses:
 
 
 def losses(
-    head: Head, batch: Batch, embed: Embed, output: Output, steps: int, weighing: Weighing, noise: float = 0.0
+    head: Learner, batch: Batch, embed: Embed, output: Output, steps: int, weighing: Weighing, noise: float = 0.0
 ) -> Losses:
     """The loss of a batch.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.train.cut import CutModel
 from specdec.train.evaluate import RANKS
 from specdec.train.features import write
 
@@ -28,7 +29,11 @@ def write_report(folder: Path, trained: Trained, origin: dict[str, Any]) -> None
 
 
 def _text(trained: Trained, origin: dict[str, Any], drawn: bool) -> str:
-    config, best, data = trained.config, trained.measured, trained.data
+    head, best, data = trained.head, trained.measured, trained.data
+    if isinstance(head, CutModel):
+        kind, chosen, layers = "draft model", "layers kept", head.source_layers
+    else:
+        kind, chosen, layers = head.config.kind, "layers tapped", head.config.taps
     plot = f"![loss, accuracy and tau]({PLOT})" if drawn else "No plots: matplotlib is not installed."
     groups = ((name, f"{tau:.2f}") for name, tau in best["tau_by_group"].items())
     steps = (
@@ -40,8 +45,8 @@ def _text(trained: Trained, origin: dict[str, Any], drawn: bool) -> str:
         for entry in trained.history
     )
     facts = (
-        ("kind", config.kind),
-        ("layers tapped", ", ".join(map(str, config.taps))),
+        ("kind", kind),
+        (chosen, ", ".join(map(str, layers))),
         ("parameters", f"{sum(p.numel() for p in trained.head.parameters()):,}"),
         ("tokens it can draft", f"{data['vocabulary']:,} ({data['coverage']:.2%} of what was said in held-out answers)"),
         ("learned from", f"{data['answers']:,} answers, {data['tokens']:,} tokens"),
@@ -49,7 +54,7 @@ def _text(trained: Trained, origin: dict[str, Any], drawn: bool) -> str:
         ("time", f"{trained.seconds / 60:.0f} minutes"),
         *((key, str(origin[key])) for key in ("command", "date", "specdec", "torch", "cpu", "threads") if key in origin),
     )
-    return f"""# A {config.kind} drafter for {origin["model"]}
+    return f"""# A drafter for {origin["model"]}: {kind}
 
 Predicted τ of a chain of {len(best["own"])} drafted tokens: **{best["tau"]:.2f}**.
 Trees, and other drafters beside it, add to that.

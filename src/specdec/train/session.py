@@ -17,18 +17,23 @@ from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.models.decoder import Decoder
+from specdec.models.draft_notes import DraftNotes, save_notes
+from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import save_head
-from specdec.models.heads import DraftLayer, Head, HeadConfig, MedusaHead, Norm, make_head
+from specdec.models.heads import DraftLayer, Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
+from specdec.models.tokenizer import Tokenizer
 from specdec.quant.linear import Linear
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
+from specdec.train.cut import CutModel, check_layers, default_layers
 from specdec.train.data import held_out, read_answers
 from specdec.train.features import Store, Teacher
 from specdec.train.loop import Run, Watch, grouped
 from specdec.train.losses import Output
 from specdec.train.report import write_report
 from specdec.train.settings import GIGABYTE, TrainConfig
+from specdec.train.unroll import Learner
 
 _FEWEST = 20
 """Answers to train on, at least."""
@@ -48,8 +53,7 @@ class Reporter(Watch, Protocol):
 class Trained:
     """What came of it."""
 
-    config: HeadConfig
-    head: Head
+    head: Learner
     ids: Tensor | None
     """int64 [V']: the tokens that it drafts, where those are not all"""
     measured: dict[str, Any]
@@ -59,13 +63,13 @@ class Trained:
     seconds: float
 
 
-def head_config(model: Decoder, config: TrainConfig) -> HeadConfig:
+def head_config(model: Decoder, config: TrainConfig, kind: HeadKind) -> HeadConfig:
     """What the head of a run is made of, for this model.
 
     Raises:
         ConfigError: the model has not the layers, or the settings do not go together.
     """
-    a, kind = model.architecture, config.kind
+    a = model.architecture
     layers = a.n_layers
     taps = config.taps
     if taps is None:
@@ -106,7 +110,7 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     model = llm.engine.model
     if not isinstance(model, Decoder):
         raise ConfigError("drafters can be trained for models that run on this engine's own decoder")
-    shape = head_config(model, config)
+    make, taps, normed = _plan(model, config)
     usable = [a for a in read_answers(answers, model.shape.vocab_size) if len(a.tokens) - a.n_prompt >= 2]
     kept = [a for a in usable if held_out(a, config.held_out)]
     learned = [a for a in usable if not held_out(a, config.held_out)]
@@ -131,20 +135,36 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
         f"{len(ids)} tokens can be drafted, {facts['coverage']:.2%} of those said there"
     )
     output = Output.of(model.head.rows(ids), ids, model.shape.vocab_size)
-    teacher = Teacher(model, llm.kernels, shape.taps, shape.normed)
+    teacher = Teacher(model, llm.kernels, taps, normed)
     bound = int(config.cache_gb * GIGABYTE)
     aside = Store(teacher, kept, cache, bound)
     batches = [Batch.of(group, device) for i in range(len(aside)) for group in grouped(aside[i], config.batch)]
     torch.manual_seed(config.seed)
-    head = make_head(shape).to(device)
-    start(head, model)
+    head = make().to(device)
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
     shards = Store(teacher, learned, cache, bound)
     run = Run(head, config, embed, output, kernels.select("cpu"), shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
-    return Trained(shape, head, ids if shape.vocabulary else None, best, run.history, run.curve, facts, run.seconds)
+    cut = ids if len(ids) < model.shape.vocab_size else None
+    return Trained(head, cut, best, run.history, run.curve, facts, run.seconds)
+
+
+def _plan(model: Decoder, config: TrainConfig) -> tuple[Callable[[], Learner], tuple[int, ...], bool]:
+    """What makes the untrained drafter of a run, and the features that it learns from: taps of the target, normed or not."""
+    if config.kind == "draft":
+        layers = config.layers or default_layers(model.architecture.n_layers)
+        check_layers(model.architecture, layers)
+        return (lambda: CutModel(model, layers)), (), False
+    shape = head_config(model, config, config.kind)
+
+    def make() -> Head:
+        head = make_head(shape)
+        start(head, model)
+        return head
+
+    return make, shape.taps, shape.normed
 
 
 @torch.no_grad()
@@ -165,18 +185,18 @@ def start(head: Head, model: Decoder) -> None:
     last = model.layers[-1]
     for layer in cast(list[DraftLayer], [*head.layers]):
         if last.qkv.n == layer.qkv.out_features:
-            weight = _whole(last.qkv, device)
+            weight = _matrix(last.qkv, device)
             layer.qkv.weight[:, -weight.shape[1] :] = weight
-            layer.out.weight.copy_(_whole(last.out, device))
+            layer.out.weight.copy_(_matrix(last.out, device))
         if last.down.k == layer.down.in_features:
-            layer.gate_up.weight.copy_(_whole(last.gate_up, device))
-            layer.down.weight.copy_(_whole(last.down, device))
+            layer.gate_up.weight.copy_(_matrix(last.gate_up, device))
+            layer.down.weight.copy_(_matrix(last.down, device))
             layer.ffn_norm.weight.copy_(last.ffn_norm)
     for norm in cast(list[Norm], [*(head.input_norms if head.config.kind == "mtp" else head.state_norms)]):
         norm.weight.copy_(last.attention_norm)
 
 
-def _whole(linear: Linear, device: torch.device) -> Tensor:
+def _matrix(linear: Linear, device: torch.device) -> Tensor:
     """[n, k] f32"""
     return linear.rows(torch.arange(linear.n, device=device))
 
@@ -198,7 +218,7 @@ def _embedding(model: Decoder) -> Callable[[Tensor], Tensor]:
 
 
 def save(llm: LLM, trained: Trained, out: Path) -> None:
-    """Write the head with where it comes from and what was measured of it, so that the folder is a drafter.
+    """Write the drafter with where it comes from and what was measured of it, so that the folder is a drafter.
 
     Raises:
         ModelError: it cannot be written.
@@ -209,6 +229,23 @@ def save(llm: LLM, trained: Trained, out: Path) -> None:
     origin = provenance(model=name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
     head = copy.deepcopy(trained.head).to(torch.bfloat16)
     ids = None if trained.ids is None else trained.ids.cpu()
-    target = Fingerprint.of(model, name)
     write_report(out, trained, origin)
+    if isinstance(head, CutModel):
+        save_notes(out, DraftNotes(ids, origin, trained.measured))
+        save_model(out, head.architecture, _whole(head, model), _tokenizer(llm))
+        return
+    target = Fingerprint.of(model, name)
     save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
+
+
+def _whole(head: CutModel, model: Decoder) -> dict[str, Tensor]:
+    """The weights of a draft model, with the target's embedding and output matrix, so that it is a model of its own."""
+    a = model.architecture
+    every = torch.arange(a.vocab_size, device=model.device)
+    tensors = {"model.embed_tokens.weight": model.embedding(every).bfloat16(), **head.tensors()}
+    return tensors if a.tied else {**tensors, "lm_head.weight": model.head.rows(every).bfloat16()}
+
+
+def _tokenizer(llm: LLM) -> Tokenizer:
+    assert isinstance(llm.tokenizer, Tokenizer), "a model that was loaded has the tokenizer that came with it"
+    return llm.tokenizer

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from specdec.config import ConfigError
 from specdec.models.heads import Correction, HeadKind
 
-Kind = Literal["medusa", "eagle", "mtp"]
-KINDS: tuple[Kind, ...] = ("medusa", "eagle", "mtp")
+Kind = Literal["medusa", "eagle", "mtp", "draft"]
+KINDS: tuple[Kind, ...] = ("medusa", "eagle", "mtp", "draft")
 GIGABYTE = 2**30
 MOST_CACHE = 10.0
 
@@ -23,7 +23,7 @@ class TrainConfig:
         ConfigError: a value is out of range; the message names it.
     """
 
-    kind: HeadKind
+    kind: HeadKind | Literal["draft"]
     steps: int = 4
     """Tokens ahead that training looks; Medusa: heads."""
     taps: tuple[int, ...] | None = None
@@ -34,6 +34,8 @@ class TrainConfig:
     """None: the target's."""
     modules: int = 1
     """MTP: modules of their own before the last is applied again."""
+    layers: tuple[int, ...] | None = None
+    """Draft model: layers of the target that it starts as; None: the first two and the last."""
     blocks: int = 1
     correction: Correction = "hydra"
     rank: int = 64
@@ -109,4 +111,6 @@ def defaults(kind: Kind, style: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"style must be eagle or eagle3, got {style!r}")
     if style is not None:
         raise ConfigError("only eagle has styles")
+    if kind == "draft":
+        return {"kind": "draft", "rate": 5e-4}  # its weights have learned much before
     return {"kind": kind}

@@ -2,7 +2,8 @@
 
 This is the training-time test of EAGLE-3 (arXiv 2503.01840), indexed by anchor instead of by position: step j of anchor i
 attends to the first step's keys of the rows up to i, which come from the target's own features, and to its own keys of the
-later steps. Medusa heads have no steps among themselves; head k is step k here.
+later steps. Medusa heads have no steps among themselves; head k is step k here. A draft model reads the text itself: its step j
+is what the row of the j-th drafted token says, if those before it are right.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from torch import Tensor
 
 from specdec.models.heads import Attend, DraftLayer, Head, HeadConfig, MedusaHead, RecurrentHead
 from specdec.train.batch import Batch
+from specdec.train.cut import CutModel
+
+Learner = Head | CutModel
+"""What can be trained."""
 
 Embed = Callable[[Tensor], Tensor]
 """Token ids [N] -> the target's embeddings [N, d] f32."""
@@ -35,13 +40,16 @@ class StepOut:
     """int64 [N]: the token just before the one foreseen, for a Markov bias"""
 
 
-def unroll(head: Head, batch: Batch, embed: Embed, steps: int, noise: float = 0.0) -> Iterator[StepOut]:
+def unroll(head: Learner, batch: Batch, embed: Embed, steps: int, noise: float = 0.0) -> Iterator[StepOut]:
     """The steps of a head over a batch.
 
     Args:
         steps: how many; a Medusa head has no more than its heads.
         noise: uniform noise up to this is added to the features (EAGLE-1's guard against its own errors).
     """
+    if isinstance(head, CutModel):
+        yield from _draft_model(head, batch, embed, steps)
+        return
     features = batch.features
     if noise:
         features = features + noise * (2 * torch.rand_like(features) - 1)
@@ -65,6 +73,16 @@ def _medusa(head: MedusaHead, batch: Batch, features: Tensor, embed: Embed, step
             between = torch.cat([between, embed(previous)], -1)
         state = head(k, feature, between)
         yield StepOut(k, state, state, previous)
+
+
+def _draft_model(head: CutModel, batch: Batch, embed: Embed, steps: int) -> Iterator[StepOut]:
+    tokens, sizes = torch.cat([t[:-1] for t in batch.tokens]), [len(t) - 1 for t in batch.tokens]
+    states = head(embed(tokens), sizes, batch.n_prompt)
+    for step in range(1 if head.training else steps):  # later steps say the same of most rows: they teach nothing more
+        if not sum(batch.n_anchors(step)):
+            return
+        state = states[batch.read(step)]
+        yield StepOut(step, state, state, batch.ahead(step, step + 1))
 
 
 def _recurrent(head: RecurrentHead, batch: Batch, features: Tensor, embed: Embed, steps: int) -> Iterator[StepOut]:
