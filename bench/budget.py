@@ -137,7 +137,8 @@ def replay(traces: Many[Trace], setting: Setting, budgeted: bool) -> list[Tally]
             forward = Forward(torch.tensor(trace.top[done : done + m + 1]), (slice(0, m + 1),))
             (budget or drafter).observe(step, forward, [Verdict(tuple(range(m)), emitted[-1])])
             if budget:
-                budget.follow(1 + len(draft), costs.seconds(1 + len(draft)), setting.host)
+                costs.follow(1 + len(draft), costs.seconds(1 + len(draft)))
+                budget.follow(setting.host)
             done += m + 1
             tally.passes += 1
             tally.emitted += m + 1

@@ -278,6 +278,11 @@ class EngineConfig:
     """Tokens that the key and value pool holds; None: four of the longest sequences, or as many as fit 32,768, at least one."""
     prefill_rows: int = 128
     """Most prompt rows in one step."""
+    step_seconds: float = 0.1
+    """Seconds that a step should not exceed, by the measured costs of passes, when prompts are read beside sequences that
+    decode: so many prompt rows it has, though never fewer than a block."""
+    prefix_cache: bool = True
+    """Keep what full blocks hold when their sequence ends, and begin later sequences of the same prefix with them."""
     self_test: bool = True
     """Check at start-up that rows are bitwise independent of the company they run in."""
     pass_seconds: Mapping[int, float] | None = None
@@ -287,7 +292,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         speculation = self.speculation
         _require(isinstance(speculation, SpeculationConfig), "speculation", speculation, "a SpeculationConfig")
-        _require(isinstance(self.self_test, bool), "self_test", self.self_test, "True or False")
+        for name in ("self_test", "prefix_cache"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        _require(_is_number(self.step_seconds) and self.step_seconds > 0, "step_seconds", self.step_seconds, "a number > 0")
         _require(
             _is_int(self.max_sequences) and 1 <= self.max_sequences <= 1024,
             "max_sequences",

@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from specdec.draft.merge import Merge
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
+from specdec.kv.prefix import PrefixCache
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.request import Limits, RequestError
@@ -34,9 +35,23 @@ from specdec.tree import depths
 from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Speculation, Step, Stopper, TokenLogprob, Verdict
 from specdec.verify import follow
 
-__all__ = ["Engine", "RequestError"]
+__all__ = ["Counts", "Engine", "RequestError"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many sequences and blocks are in which state."""
+
+    running: int
+    waiting: int
+    blocks: int
+    """All that the pool has."""
+    blocks_used: int
+    """Held by sequences."""
+    blocks_cached: int
+    """Held by nobody, but with a prefix that later sequences may go on from; they are free to be taken."""
 
 
 class Engine:
@@ -66,11 +81,13 @@ class Engine:
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
         self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks))
+        self.cache = PrefixCache(self.allocator) if config.prefix_cache else None
         self.scheduler = Scheduler(
             self.allocator,
             max_sequences=config.max_sequences,
-            prefill_rows=config.prefill_rows,
+            prompt_rows=self._prompt_rows,
             max_nodes=speculation.max_nodes if self.drafter else 0,
+            cache=self.cache,
         )
         parts = self.drafter.drafters if isinstance(self.drafter, Merge) else (self.drafter,) if self.drafter else ()
         self._limits = Limits(
@@ -81,17 +98,16 @@ class Engine:
         )
         self.stats = Stats()
         self._kernels = kernels
+        self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self.invariance: Invariance | None = check_invariance(model, kernels) if config.self_test else None
         if self.invariance and not self.invariance.exact:
             _log.warning("%s", self.invariance.describe())
-        self.budget: Budget | None = None
-        if self.drafter:
-            given = config.pass_seconds
-            costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, 1 + speculation.max_nodes)
-            self.budget = Budget(self.drafter, costs, self.stats, time.perf_counter)
+        given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
+        self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
+        self.budget = Budget(self.drafter, self.costs, self.stats, time.perf_counter) if self.drafter else None
 
     @property
     def has_work(self) -> bool:
@@ -183,8 +199,9 @@ class Engine:
             if delta.finish_reason:
                 self._release(self._sequences[delta.sequence_id])
         ended = time.perf_counter()
+        self.costs.follow(step.n_rows, forwarded - drafted)
         if self.budget:
-            self.budget.follow(step.n_rows, forwarded - drafted, ended - forwarded + scheduled - started)
+            self.budget.follow(ended - forwarded + scheduled - started)
         for stats in (self.stats, *(span.sequence.stats for span in step)):
             stats.add_seconds(
                 draft=drafted - scheduled + ended - committed,
@@ -194,17 +211,38 @@ class Engine:
             )
         return deltas
 
+    def counts(self) -> Counts:
+        """What is going on now, whether a step has run since something changed or not."""
+        return Counts(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocks=self.allocator.n_blocks,
+            blocks_used=self.allocator.n_used,
+            blocks_cached=self.allocator.n_idle,
+        )
+
     def forget(self) -> None:
-        """Forget what drafters and their budget learned from past requests, for measurements; only between requests."""
+        """Forget past requests: cached prefixes, what drafters and their budget learned; only between requests."""
         if self.budget:
             self.budget.clear()
+        if self.cache:
+            self.cache.clear()
 
     def check(self) -> None:
         """Raise AssertionError where blocks are held that no sequence accounts for, or counts disagree."""
         self.allocator.check([sequence.table for sequence in self._sequences.values()])
+        if self.cache:
+            self.cache.check()
         for sequence in self.scheduler.running:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
+
+    def _prompt_rows(self, n_decoding: int) -> int:
+        """Prompt rows of a pass: as many as keep it within ``step_seconds`` if somebody waits for its next token."""
+        most = self._config.prefill_rows
+        if not n_decoding:
+            return most
+        return min(most, max(BLOCK_SIZE, self.costs.rows(self._config.step_seconds) - n_decoding))
 
     def _draft(self, grants: list[Grant]) -> Step:
         """Have drafts made where there is leave to verify them."""
@@ -256,10 +294,14 @@ class Engine:
             stats.prefill_passes += not span.complete
         if verdict is None:
             sequence.n_cached = span.stop
+            if self.cache:
+                self.cache.enter(sequence)
             return None
         if isinstance(verdict, SamplingError):
             return Delta(sequence.id, (), (), finish_reason="error", error=str(verdict), stats=sequence.stats)
 
+        if not sequence.n_output:  # the prompt has just been read to its end
+            self.stats.cached_tokens += sequence.stats.cached_tokens
         reason: FinishReason | None = None
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
         for count, token in enumerate(emitted, start=1):
@@ -275,6 +317,8 @@ class Engine:
         # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
         sequence.n_cached = len(sequence.tokens) - 1
         sequence.table.truncate(sequence.n_cached)
+        if self.cache:
+            self.cache.enter(sequence)
         for stats in (self.stats, sequence.stats):
             stats.record_burst(span.draft, depths(tree), path, len(emitted))
         return Delta(

@@ -119,6 +119,10 @@ class Sequence:
     speculation: Speculation = Speculation()
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
+    n_entered: int = 0
+    """Leading blocks that the prefix cache has been told of, or gave."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Keys of leading blocks full of committed tokens, as far as the prefix cache has needed them."""
     status: Status = "waiting"
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the second prompt token onwards, as far as the prompt has been read, if the request asks for them."""

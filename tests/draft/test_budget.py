@@ -146,7 +146,8 @@ class Course:
             self.clock.now += self.curve(1 + len(draft))
             forward = Forward(torch.zeros(1 + len(draft), 4), (slice(0, 1 + len(draft)),))
             self.budget.observe(Step((span,)), forward, [Verdict(path, rest[len(path)])])
-            self.budget.follow(1 + len(draft), self.curve(1 + len(draft)), 0.0)
+            self.budget.costs.follow(1 + len(draft), self.curve(1 + len(draft)))
+            self.budget.follow(0.0)
             self.passes.append((done, len(draft)))
         return self
 

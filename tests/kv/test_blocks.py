@@ -1,4 +1,4 @@
-"""The block allocator against a model made of plain lists."""
+"""The block allocator against a model made of plain lists: who holds what, what is kept, and what goes first."""
 
 import pytest
 from hypothesis import settings
@@ -12,7 +12,8 @@ N_BLOCKS = 12
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of growing, truncating, sharing and dropping keeps every count right and never hands a block to two writers."""
+    """Any order of growing, truncating, sharing, keeping and dropping keeps every count right, never hands a block to two
+    writers, and hands out a kept one only when no empty one is left, the longest unused first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,6 +21,10 @@ class Machine(RuleBasedStateMachine):
         self.allocator = BlockAllocator(N_BLOCKS, self.freed.extend)
         self.tables: list[BlockTable] = [BlockTable(self.allocator)]
         self.model: list[list[int]] = [[]]
+        self.kept: set[int] = set()
+        self.idle: list[int] = []  # longest unused first
+        self.evicted: list[int] = []
+        self.allocator.on_evict = self.evicted.append
 
     def _pick(self, index: int) -> int:
         return index % len(self.tables)
@@ -29,6 +34,7 @@ class Machine(RuleBasedStateMachine):
         index = self._pick(index)
         table, before = self.tables[index], list(self.tables[index].blocks)
         held = {b for blocks in self.model for b in blocks}
+        self.evicted.clear()
         try:
             table.reserve(n_slots)
         except OutOfBlocks:
@@ -39,6 +45,10 @@ class Machine(RuleBasedStateMachine):
             assert table.blocks[: len(before)] == before
             assert not set(new) & held, "a block that is held was handed out again"
             assert len(table.blocks) == max(len(before), blocks_for(n_slots))
+            gone = max(0, len(new) - (N_BLOCKS - len(held) - len(self.idle)))
+            assert self.evicted == self.idle[:gone], "kept blocks go last, and the longest unused of them first"
+            del self.idle[:gone]
+            self.kept -= set(self.evicted)
             self.model[index] = list(table.blocks)
 
     @rule(index=st.integers(0, 9), n_slots=st.integers(0, 80))
@@ -49,7 +59,33 @@ class Machine(RuleBasedStateMachine):
         self.tables[index].truncate(n_slots)
         self.model[index] = self.model[index][: blocks_for(n_slots)]
         still = {b for blocks in self.model for b in blocks}
-        assert sorted(self.freed) == sorted(b for b in dropped if b not in still), "freed exactly what nobody holds any more"
+        unheld = [b for b in dropped if b not in still]
+        assert sorted(self.freed) == sorted(set(unheld) - self.kept), "freed exactly what nobody holds or keeps any more"
+        self.idle += [b for b in reversed(unheld) if b in self.kept]
+
+    @rule(index=st.integers(0, 9), at=st.integers(0, 6))
+    def keep(self, index: int, at: int) -> None:
+        blocks = self.model[self._pick(index)]
+        if at < len(blocks):
+            self.allocator.keep(blocks[at])
+            self.kept.add(blocks[at])
+
+    @rule(at=st.integers(0, N_BLOCKS - 1))
+    def discard(self, at: int) -> None:
+        if at in self.kept:
+            self.freed.clear()
+            self.allocator.discard(at)
+            self.kept.discard(at)
+            assert self.freed == ([at] if at in self.idle else [])
+            self.idle = [b for b in self.idle if b != at]
+
+    @rule(index=st.integers(0, 9), n=st.integers(1, 3))
+    def adopt(self, index: int, n: int) -> None:
+        index = self._pick(index)
+        found = self.idle[:n]
+        self.tables[index].adopt(found)
+        self.model[index] = self.model[index] + found
+        del self.idle[:n]
 
     @rule(index=st.integers(0, 9), n_blocks=st.integers(0, 6))
     def share(self, index: int, n_blocks: int) -> None:
@@ -64,6 +100,8 @@ class Machine(RuleBasedStateMachine):
         assert [t.blocks for t in self.tables] == self.model
         self.allocator.check(self.tables)
         assert self.allocator.n_used == len({b for blocks in self.model for b in blocks})
+        assert self.allocator.n_idle == len(self.idle)
+        assert [b for b in range(N_BLOCKS) if self.allocator.kept(b)] == sorted(self.kept)
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

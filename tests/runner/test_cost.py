@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdec import kernels
 from specdec.runner import measure as measuring
@@ -182,3 +184,15 @@ def test_many_starts_at_once_leave_one_whole_file(home: Path, measured, ops) -> 
         found = list(pool.map(lambda _: measuring.pass_costs(model(), ops, 9).points, range(32)))
     assert all(set(points) == {1, 8} for points in found)
     assert len(list((home / "costs").iterdir())) == 1
+
+
+@given(st.dictionaries(st.integers(1, 40), st.floats(1e-4, 1.0), min_size=1, max_size=6), st.floats(1e-5, 3.0))
+def test_rows_within_a_time_are_the_inverse(seconds: dict[int, float], limit: float) -> None:
+    """So many rows take no longer, and one more does, also beyond what was measured and after passes ran slower."""
+    costs = Costs(seconds)
+    costs.follow(1, 2 * costs.seconds(1))
+    rows = costs.rows(limit)
+    if rows:
+        assert costs.seconds(rows) <= limit * (1 + 1e-9)
+    if rows < 1_000_000:
+        assert costs.seconds(rows + 1) > limit * (1 - 1e-9)

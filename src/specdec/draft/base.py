@@ -27,6 +27,14 @@ class Drafter(ABC):
     ``propose`` sees committed tokens only (the last one is the pending token). ``observe`` is called after every pass with
     the step that ran, what the pass returned, and one verdict per span (None where a prompt goes on in a later step),
     *after* the accepted tokens were committed to the sequences.
+
+    The first row that is observed of a sequence need not be its first token's: leading blocks may come from the prefix cache
+    (``sequence.n_cached`` says how far), and after a preemption a sequence is read again from wherever its blocks end, its
+    own output included. A drafter that keeps keys and values under the pool's block numbers may use those of such blocks as
+    they are: they hold what it wrote when rows of the same tokens, after the same tokens, ran there, and a block is not
+    written again while it can be found. It may not assume that it wrote them all: passes of a sequence for which it was not
+    asked may have filled some, and what depends on the token after a block's last one was computed for another token. What
+    it lacks may make its drafts worse and must not make it fail.
     """
 
     name: str

@@ -129,7 +129,7 @@ class Budget:
 
     Args:
         drafter: a merge is asked part by part.
-        costs: of a pass; they follow the passes that run.
+        costs: of a pass; whoever runs passes lets them follow.
         stats: counters over all sequences.
         clock: gives seconds.
     """
@@ -341,9 +341,8 @@ class Budget:
         for stats in (self._stats, sequence.stats):
             stats.record_plan(proposed, asked, expected)
 
-    def follow(self, rows: int, seconds: float, host: float) -> None:
-        """Take note of a pass that ran, and of the seconds of its step beside pass and drafting."""
-        self.costs.follow(rows, seconds)
+    def follow(self, host: float) -> None:
+        """Take note of the seconds of a step beside its pass and its drafting."""
         self._host = _blend(self._host, host)
 
     def release(self, sequence: Sequence) -> None:

@@ -19,12 +19,14 @@ class Stats:
     A *target pass* is a forward pass whose logits were used to emit tokens. Passes over parts of a prompt that emit
     nothing are counted apart. A depth is *reached* when the walk stood at a node that had children at that depth.
     *proposed* nodes came from drafters, *drafted* ones among them were verified, the others were not worth their rows.
+    *cached* tokens of a prompt need no rows: the prefix cache had them when the prompt was first read.
     A *quiet* pass is a target pass for which no drafter was asked. *expected* tokens were foreseen when nodes were chosen.
     """
 
     target_passes: int = 0
     prefill_passes: int = 0
     prompt_rows: int = 0
+    cached_tokens: int = 0
     emitted: int = 0
     proposed: int = 0
     drafted: int = 0
@@ -94,6 +96,7 @@ class Stats:
             "target_passes": self.target_passes,
             "prefill_passes": self.prefill_passes,
             "prompt_rows": self.prompt_rows,
+            "cached_tokens": self.cached_tokens,
             "emitted": self.emitted,
             "proposed": self.proposed,
             "drafted": self.drafted,

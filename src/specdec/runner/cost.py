@@ -6,7 +6,7 @@ the price of one, a CPU that is short of arithmetic pays for every row.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
 _RATE = 1 / 16
@@ -51,6 +51,15 @@ class Costs:
         """Expected seconds of a pass of ``rows`` >= 1 rows."""
         over = rows - len(self._table)
         return self.factor * (self._table[rows - 1] if over <= 0 else self._table[-1] + over * self._slope)
+
+    def rows(self, seconds: float) -> int:
+        """The most rows whose pass is expected to take no longer than this; 0 where one row does."""
+        seconds /= self.factor
+        if seconds < self._table[-1]:
+            return bisect_right(self._table, seconds)
+        # Beyond the measurements the last line goes on; where it is level, a million rows stand for any number.
+        over = (seconds - self._table[-1]) / self._slope if self._slope > 0 else 1e6
+        return len(self._table) + int(min(over, 1e6))
 
     def follow(self, rows: int, seconds: float) -> None:
         """Take note of a pass that ran; one far slower or faster than expected counts as a little slower or faster."""
