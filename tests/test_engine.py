@@ -315,14 +315,14 @@ def test_prompts_beside_decoding_sequences_keep_a_pass_short(ops: Kernels) -> No
     """By the costs of passes: a millisecond a row and ten milliseconds allowed are ten rows, of which decoding takes its own;
     where nobody waits for a token, or a block of rows takes longer than that, other limits hold."""
     costs = {1: 1e-3, 101: 101e-3}
-    for seconds, beside in ((0.040, 39), (0.010, 16), (9.0, 100)):
+    for seconds, beside in ((0.0405, 39), (0.0105, 16), (9.0, 100)):
         engine = make_engine(ring(1000), ops, prefill_rows=100, step_seconds=seconds, pass_seconds=costs)
         engine.add([1, 2], GREEDY.replace(max_tokens=100), frozenset(), 0)
         engine.step()
         engine.add([1] * 150, GREEDY, frozenset(), 0)
         engine.step()
         assert engine.stats.prompt_rows == 1 + beside
-    engine = make_engine(ring(1000), ops, prefill_rows=100, step_seconds=0.01, pass_seconds=costs)
+    engine = make_engine(ring(1000), ops, prefill_rows=100, step_seconds=0.0105, pass_seconds=costs)
     engine.add([1] * 150, GREEDY, frozenset(), 0)
     engine.step()
     assert engine.stats.prompt_rows == 100
