@@ -110,6 +110,16 @@ def test_a_batch_shares_its_rows() -> None:
         assert got == pytest.approx(best), (lengths, [len(d) for d in drafts])
 
 
+def test_a_wide_batch_drafts_nothing() -> None:
+    """Where rows are free up to eight, a lone sequence verifies drafts; among 32 that fill the machine nobody does, though
+    the same nodes are as likely."""
+    estimates = [0.6, 0.36]
+    for n, most in ((1, 2), (4, 4), (32, 0)):
+        budget = budget_of(lambda rows: 4.0 + max(0, rows - 8), lambda s, n: draft_of([-1, 0], estimates), 0.01)
+        rows = [sequence([1], number=i) for i in range(n)]
+        assert sum(map(len, budget.propose(rows, [8] * n, n))) == most
+
+
 def test_limits_are_kept_and_checked() -> None:
     """A drafter is not asked where no node is granted, and one that drafts more than granted is named."""
     budget = budget_of(CURVES["free"], lambda s, n: draft_of([-1, 0, 1]))
