@@ -81,9 +81,9 @@ def test_its_rows_are_those_that_foresee(llm: LLM, answers: Path) -> None:
     several = [a for a in read_answers(answers, 320) if a.temperature == 0 and len(a.tokens) - a.n_prompt > 6][:20]
     batch = Batch.of(Teacher(model, llm.kernels, (), False).examples(several), CPU)
     output = Output.of(model.head.rows(torch.arange(320)), torch.arange(320), 320)
-    measured = measure(CutModel(model, (0, 1, 2, 3)).eval(), [batch], model.embedding, output, 4)
+    measured = measure(CutModel(model, (0, 1, 2, 3)).eval(), [batch], model.embedding, output, llm.kernels, 4)
     assert measured.own == measured.forced == [1.0] * 4
-    cut = measure(CutModel(model, (0, 1, 3)).eval(), [batch], model.embedding, output, 4)
+    cut = measure(CutModel(model, (0, 1, 3)).eval(), [batch], model.embedding, output, llm.kernels, 4)
     assert cut.tau < measured.tau
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import CPU, Silent, classed, config, embed, output, periodic, trained
+from toys import CPU, KERNELS, Silent, classed, config, embed, output, periodic, trained
 
 from specdec.models.heads import make_head
 from specdec.train.batch import Batch
@@ -39,7 +39,7 @@ def test_training_on_its_own_states_makes_later_steps_right(tmp_path) -> None:
     shape = config("eagle3")
     short, _ = trained(shape, examples, tmp_path / "one", steps=1, epochs=60)
     _, long = trained(shape, examples, tmp_path / "four", steps=4, epochs=60)
-    alone = measure(short, [Batch.of(examples, CPU)], embed, output(), 4)
+    alone = measure(short, [Batch.of(examples, CPU)], embed, output(), KERNELS, 4)
     assert alone.forced[0] > 0.9
     assert long.forced[0] > 0.9
     assert all(a > b + 0.1 for a, b in zip(long.forced[1:], alone.forced[1:], strict=True)), (long.forced, alone.forced)
@@ -68,7 +68,7 @@ def _run(folder, clock) -> Run:
     shards = [examples[i : i + 4] for i in range(0, 40, 4)]
     settings = TrainConfig(kind="eagle3", steps=2, epochs=3, batch=64, evaluations=3, noise=0.1)
     n = sum(e.n_anchors for e in examples)
-    return Run(head, settings, embed, output(), shards, n, [Batch.of(examples[:5], CPU)], folder, clock)
+    return Run(head, settings, embed, output(), KERNELS, shards, n, [Batch.of(examples[:5], CPU)], folder, clock)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7, 23])
@@ -94,7 +94,7 @@ def test_tau_is_what_a_walk_from_burst_to_burst_counts(tmp_path) -> None:
     head, measured = trained(config("eagle3"), examples, tmp_path, steps=3, epochs=3)
     passes = emitted = 0
     for e in examples:
-        said = measure(head, [Batch.of([e], CPU)], embed, output(), 3)
+        said = measure(head, [Batch.of([e], CPU)], embed, output(), KERNELS, 3)
         passes += said.passes["all"]
         emitted += said.emitted["all"]
     assert measured.tau == pytest.approx(emitted / passes)

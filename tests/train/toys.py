@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specdec import kernels
 from specdec.models.heads import Head, HeadConfig, make_head
 from specdec.train.batch import Batch, Example
 from specdec.train.evaluate import Measured, measure
@@ -16,6 +17,7 @@ from specdec.train.settings import TrainConfig
 
 D, VOCAB, CLASSES = 32, 24, 3
 CPU = torch.device("cpu")
+KERNELS = kernels.select(CPU)
 EMBEDDING = torch.randn(VOCAB, D, generator=torch.Generator().manual_seed(1))
 
 
@@ -41,6 +43,7 @@ def example(tokens: list[int], n_prompt: int, features: Tensor, temperature: flo
         tokens=ids,
         n_prompt=n_prompt,
         temperature=temperature,
+        seed=0,
         task=task,
         features=features[: len(tokens) - 2].bfloat16(),
         top_ids=torch.cat([certain, others], 1),
@@ -88,8 +91,8 @@ def trained(head_config: HeadConfig, examples: list[Example], folder: Path, **se
     head = make_head(head_config)
     kind = {"kind": head_config.kind, "batch": 128, "rate": 3e-3, "evaluations": 2, "patience": 0}
     run = Run(
-        head, TrainConfig(**{**kind, **settings}), embed, output(), [examples], sum(e.n_anchors for e in examples),
+        head, TrainConfig(**{**kind, **settings}), embed, output(), KERNELS, [examples], sum(e.n_anchors for e in examples),
         [Batch.of(examples, CPU)], folder,
     )  # fmt: skip
     run.run(Silent())
-    return head, measure(head, [Batch.of(examples, CPU)], embed, output(), run.config.steps)
+    return head, measure(head, [Batch.of(examples, CPU)], embed, output(), KERNELS, run.config.steps)

@@ -22,9 +22,10 @@ from torch import Tensor
 from specdec import attention
 from specdec.config import BLOCK_SIZE, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import WIDTH, candidates
+from specdec.draft.candidates import candidates
 from specdec.draft.contents import Contents
 from specdec.draft.expand import Growth
+from specdec.kernels.base import WIDTH
 from specdec.kv.pool import Pool
 from specdec.models.decoder import Decoder
 from specdec.runner.compiled import make_runner

@@ -26,6 +26,8 @@ class Example:
     n_prompt: int
     temperature: float
     """At which the answer was sampled."""
+    seed: int
+    """Owner of the noise it was sampled with, which drafters use too."""
     task: str
     features: Tensor
     """[n - 2, taps * d] bf16: of the rows up to the last anchor."""
@@ -47,6 +49,7 @@ class Batch:
     """Per sequence int64 [n]."""
     n_prompt: tuple[int, ...]
     temperatures: tuple[float, ...]
+    seeds: tuple[int, ...]
     tasks: tuple[str, ...]
     features: Tensor
     """[R, taps * d] f32: per sequence its rows up to the last anchor."""
@@ -61,6 +64,7 @@ class Batch:
             tokens=tuple(example.tokens.to(device) for example in examples),
             n_prompt=tuple(example.n_prompt for example in examples),
             temperatures=tuple(example.temperature for example in examples),
+            seeds=tuple(example.seed for example in examples),
             tasks=tuple(example.task for example in examples),
             features=torch.cat([e.features for e in examples]).to(device, torch.float32),
             top_ids=torch.cat([e.top_ids for e in examples]).to(device, torch.int64),

@@ -13,6 +13,7 @@ from typing import Any
 
 from specdec.config import ConfigError, SamplingParams
 from specdec.llm import LLM
+from specdec.sampling import derive_seed
 
 TEMPERATURES = (0.0, 0.0, 1.0, 0.0, 0.7)
 """Answer i is sampled at the (i mod 5)th of these."""
@@ -43,6 +44,11 @@ class Answer:
     temperature: float
     n_prompt: int
     tokens: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        """Of the sequence: a prompt's own number is the seed of its request."""
+        return derive_seed(self.index, 0)
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.draft.candidates import candidates
+from specdec.kernels.base import Kernels
 from specdec.models.heads import MedusaHead
 from specdec.train.batch import Batch
 from specdec.train.losses import Output
-from specdec.train.unroll import Embed, Learner, unroll
+from specdec.train.unroll import Embed, Learner, StepOut, unroll
 
 RANKS = 4
 _CHUNK = 512
@@ -32,7 +34,7 @@ class Measured:
     chained: list[int]
     """Per step: how often all before it were right and there was a token to foresee."""
     passes: dict[str, int] = field(default_factory=dict)
-    """Per group: passes that answers take with chains of drafts, each walked from burst to burst."""
+    """Per group: passes that answers take with chains of drafts, each walked from burst to burst; the prompt's is the first."""
     emitted: dict[str, int] = field(default_factory=dict)
     """Per group: tokens that these passes emit."""
 
@@ -85,8 +87,8 @@ class Measured:
 
 
 @torch.inference_mode()
-def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Output, steps: int) -> Measured:
-    """Run a head over batches.
+def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Output, kernels: Kernels, steps: int) -> Measured:
+    """Run a head over batches; its candidates are ranked as drafting ranks them, with the noise of the answer's own seed.
 
     Groups of τ are ``all``, ``greedy``, ``sampled`` and the tasks.
     """
@@ -94,8 +96,7 @@ def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Outpu
     for batch in batches:
         leading = torch.zeros(sum(batch.n_anchors()), dtype=torch.int64)  # steps right from the first one on
         for out in unroll(head, batch, embed, steps):
-            truth = batch.ahead(out.step, out.step + 2)
-            hits = _hits(head, out.state, out.previous, output, truth).cpu()  # [N, RANKS]
+            hits = _hits(head, out, batch, output, kernels)  # [N, RANKS]
             here = batch.at(out.step).cpu()
             alive = leading[here] == out.step
             measured.asked[out.step] += len(hits)
@@ -109,28 +110,33 @@ def measure(head: Learner, batches: Iterable[Batch], embed: Embed, output: Outpu
     return measured
 
 
-def _hits(head: Learner, state: Tensor, previous: Tensor, output: Output, truth: Tensor) -> Tensor:
-    """bool [N, RANKS]: is the truth the token of that rank?"""
+def _hits(head: Learner, out: StepOut, batch: Batch, output: Output, kernels: Kernels) -> Tensor:
+    """bool [N, RANKS]: is the token that was said the candidate of that rank?"""
+    sizes, ids = batch.n_anchors(out.step), output.ids.cpu().numpy()
+    truth = batch.ahead(out.step, out.step + 2).cpu()
+    positions = batch.positions(sizes, [n + 1 + out.step for n in batch.n_prompt]).tolist()
+    temperatures = [t for t, size in zip(batch.temperatures, sizes, strict=True) for _ in range(size)]
+    seeds = [seed for seed, size in zip(batch.seeds, sizes, strict=True) for _ in range(size)]
+    k = min(RANKS, len(ids))
     parts = []
-    for start in range(0, len(state), _CHUNK):
+    for start in range(0, len(truth), _CHUNK):
         at = slice(start, start + _CHUNK)
-        logits = state[at] @ output.matrix.t()
-        if isinstance(head, MedusaHead) and (bias := head.bias(previous[at])) is not None:
+        logits = out.state[at] @ output.matrix.t()
+        if isinstance(head, MedusaHead) and (bias := head.bias(out.previous[at])) is not None:
             logits += bias
-        best = logits.topk(min(RANKS, logits.shape[1]), 1).indices
-        parts.append(output.ids[best] == truth[at, None])
-    hits = torch.cat(parts)
-    return torch.nn.functional.pad(hits, (0, RANKS - hits.shape[1]))
+        best, _ = candidates(logits.cpu(), temperatures[at], seeds[at], positions[at], k, kernels, ids)
+        parts.append(torch.from_numpy(best) == truth[at, None])
+    return torch.nn.functional.pad(torch.cat(parts), (0, RANKS - k))
 
 
 def _walk(batch: Batch, leading: Tensor, measured: Measured) -> None:
-    """Count the bursts of each answer: one starts at the anchor before its first open token."""
-    parts = leading.split(batch.n_anchors())
+    """Count the passes of each answer: the prompt's gives its first token, each burst starts where the one before ended."""
+    parts = torch.split(leading, batch.n_anchors())
     for ahead, temperature, task in zip(parts, batch.temperatures, batch.tasks, strict=True):
         passes = bursts(ahead.tolist())
         for group in ("all", "sampled" if temperature else "greedy", task):
-            measured.passes[group] = measured.passes.get(group, 0) + passes
-            measured.emitted[group] = measured.emitted.get(group, 0) + len(ahead)
+            measured.passes[group] = measured.passes.get(group, 0) + 1 + passes
+            measured.emitted[group] = measured.emitted.get(group, 0) + 1 + len(ahead)
 
 
 def bursts(leading: Many[int]) -> int:

@@ -87,9 +87,9 @@ class Teacher:
         opinions = [n - a.n_prompt for n, a in zip(sizes, answers, strict=True)]
         parts = zip(
             answers,
-            torch.cat(features).split(sizes),
-            torch.cat(top_ids).split(opinions),
-            torch.cat(top_logp).split(opinions),
+            torch.split(torch.cat(features), sizes),
+            torch.split(torch.cat(top_ids), opinions),
+            torch.split(torch.cat(top_logp), opinions),
             strict=True,
         )
         return [_example(a, f[: len(a.tokens) - 2].clone(), ids.clone(), logp.clone()) for a, f, ids, logp in parts]
@@ -129,7 +129,14 @@ class Teacher:
 
 def _example(answer: Answer, features: Tensor, top_ids: Tensor, top_logp: Tensor) -> Example:
     return Example(
-        torch.tensor(answer.tokens), answer.n_prompt, answer.temperature, answer.task, features, top_ids, top_logp.half()
+        tokens=torch.tensor(answer.tokens),
+        n_prompt=answer.n_prompt,
+        temperature=answer.temperature,
+        seed=answer.seed,
+        task=answer.task,
+        features=features,
+        top_ids=top_ids,
+        top_logp=top_logp.half(),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from specdec.kernels.base import Kernels
 from specdec.train import checkpoint
 from specdec.train.batch import Batch, Example
 from specdec.train.evaluate import Measured, measure
@@ -49,6 +50,7 @@ class Run:
 
     Args:
         output: the target's output matrix, cut to what the head can draft.
+        kernels: the arithmetic of drafting on the CPU.
         shards: what is learned from; ``n_anchors`` in all.
         held_out: what is measured on.
         folder: of the checkpoint, which is taken up where there is one.
@@ -60,13 +62,14 @@ class Run:
         config: TrainConfig,
         embed: Embed,
         output: Output,
+        kernels: Kernels,
         shards: Shards,
         n_anchors: int,
         held_out: Many[Batch],
         folder: Path,
         clock: Any = time.monotonic,
     ) -> None:
-        self.head, self.config, self.embed, self.output = head, config, embed, output
+        self.head, self.config, self.embed, self.output, self.kernels = head, config, embed, output, kernels
         self.shards, self.n_anchors, self.held_out, self.folder = shards, n_anchors, held_out, folder
         self._clock = clock
         self._weighing = Weighing(config.decay, config.hard, config.regression)
@@ -160,7 +163,7 @@ class Run:
 
     def _measure(self, watch: Watch) -> None:
         self.head.eval()
-        found = measure(self.head, self.held_out, self.embed, self.output, self.config.steps)
+        found = measure(self.head, self.held_out, self.embed, self.output, self.kernels, self.config.steps)
         self.head.train()
         best = not self.history or found.tau > max(entry["tau"] for entry in self.history)
         self.history.append({"progress": self.progress, "anchors": self.anchors, "seconds": self.seconds, **found.as_dict()})

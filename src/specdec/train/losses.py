@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.heads import MedusaHead
+from specdec.models.heads import Markov, MedusaHead
 from specdec.train.batch import Batch
 from specdec.train.unroll import Embed, Learner, unroll
 
@@ -67,15 +67,15 @@ def losses(
     """
     ids, law = targets(batch, output, weighing.hard)
     total = output.matrix.new_zeros(())
+    markov = cast(Markov, head.markov[0]) if isinstance(head, MedusaHead) and head.markov is not None else None
     by_step, accuracy = [], []
     for out in unroll(head, batch, embed, steps, noise):
         where = batch.opinions(out.step)
         counts = output.places[batch.top_ids[where, 0]] >= 0
         kept = counts.nonzero().squeeze(1)
         n = max(1, len(kept))
-        markov = head.markov[0] if isinstance(head, MedusaHead) and head.markov is not None else None
         low = None if markov is None else markov.first(out.previous[kept])
-        loss, best = SoftCrossEntropy.apply(
+        loss, best = SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
             out.state[kept],
             output.matrix,
             ids[where[kept]],

@@ -7,11 +7,12 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdec import kernels
 from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
 from specdec.llm import LLM
@@ -20,8 +21,9 @@ from specdec.models.draft_notes import DraftNotes, save_notes
 from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import save_head
-from specdec.models.heads import Head, HeadConfig, HeadKind, MedusaHead, make_head
+from specdec.models.heads import DraftLayer, Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
 from specdec.models.tokenizer import Tokenizer
+from specdec.quant.linear import Linear
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
 from specdec.train.cut import CutModel, check_layers, default_layers
@@ -35,6 +37,8 @@ from specdec.train.unroll import Learner
 
 _FEWEST = 20
 """Answers to train on, at least."""
+_SMALL = 0.1
+"""What is left of random weights beside those taken from the target."""
 
 
 class Reporter(Watch, Protocol):
@@ -140,7 +144,7 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
     shards = Store(teacher, learned, cache, bound)
-    run = Run(head, config, embed, output, shards, n_anchors, batches, out)
+    run = Run(head, config, embed, output, kernels.select("cpu"), shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
     cut = ids if len(ids) < model.shape.vocab_size else None
@@ -163,18 +167,38 @@ def _plan(model: Decoder, config: TrainConfig) -> tuple[Callable[[], Learner], t
     return make, shape.taps, shape.normed
 
 
+@torch.no_grad()
 def start(head: Head, model: Decoder) -> None:
-    """Give an untrained head what it can take from the target: the last norm, and the last tap as the state."""
+    """Give an untrained head what it can take from the target: its last layer and norm, and the last tap as the state.
+
+    An EAGLE-3 layer sees embedding and state side by side: what it computes from the state starts as the target's.
+    """
     if isinstance(head, MedusaHead):
         return
-    with torch.no_grad():
-        for norm in head.norms:
-            norm.weight.copy_(model.norm)
-        if head.config.kind == "eagle3":
-            d = head.config.hidden_size
-            weight = head.fuse.weight
-            weight.mul_(0.1)
-            weight[:, -d:] += torch.eye(d, device=weight.device)
+    device = model.device
+    for norm in cast(list[Norm], [*head.norms]):
+        norm.weight.copy_(model.norm)
+    if isinstance(head.fuse, nn.Linear):
+        d = head.config.hidden_size
+        head.fuse.weight.mul_(_SMALL)
+        head.fuse.weight[:, -d:] += torch.eye(d, device=device)
+    last = model.layers[-1]
+    for layer in cast(list[DraftLayer], [*head.layers]):
+        if last.qkv.n == layer.qkv.out_features:
+            weight = _whole(last.qkv, device)
+            layer.qkv.weight[:, -weight.shape[1] :] = weight
+            layer.out.weight.copy_(_whole(last.out, device))
+        if last.down.k == layer.down.in_features:
+            layer.gate_up.weight.copy_(_whole(last.gate_up, device))
+            layer.down.weight.copy_(_whole(last.down, device))
+            layer.ffn_norm.weight.copy_(last.ffn_norm)
+    for norm in cast(list[Norm], [*(head.input_norms if head.config.kind == "mtp" else head.state_norms)]):
+        norm.weight.copy_(last.attention_norm)
+
+
+def _whole(linear: Linear, device: torch.device) -> Tensor:
+    """[n, k] f32"""
+    return linear.rows(torch.arange(linear.n, device=device))
 
 
 def always_drafted(llm: LLM) -> frozenset[int]:
@@ -208,13 +232,13 @@ def save(llm: LLM, trained: Trained, out: Path) -> None:
     write_report(out, trained, origin)
     if isinstance(head, CutModel):
         save_notes(out, DraftNotes(ids, origin, trained.measured))
-        save_model(out, head.architecture, _whole(head, model), _tokenizer(llm))
+        save_model(out, head.architecture, _complete(head, model), _tokenizer(llm))
         return
     target = Fingerprint.of(model, name)
     save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
 
 
-def _whole(head: CutModel, model: Decoder) -> dict[str, Tensor]:
+def _complete(head: CutModel, model: Decoder) -> dict[str, Tensor]:
     """The weights of a draft model, with the target's embedding and output matrix, so that it is a model of its own."""
     a = model.architecture
     every = torch.arange(a.vocab_size, device=model.device)

@@ -44,8 +44,8 @@ class TrainConfig:
     """Passes over the answers, at most."""
     minutes: float | None = None
     """Of training, at most; the learning rate falls accordingly. None: as long as the epochs take."""
-    batch: int = 1024
-    """Anchors in a step (see batch.py)."""
+    batch: int = 256
+    """Anchors in a step (see batch.py): fewer learn more from as many, until the optimiser's own work counts."""
     rate: float = 1e-3
     """Highest learning rate."""
     warmup: float = 0.03

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.heads import Attend, Head, HeadConfig, MedusaHead, RecurrentHead
+from specdec.models.heads import Attend, DraftLayer, Head, HeadConfig, MedusaHead, RecurrentHead
 from specdec.train.batch import Batch
 from specdec.train.cut import CutModel
 
@@ -99,7 +100,7 @@ def _recurrent(head: RecurrentHead, batch: Batch, features: Tensor, embed: Embed
             out = state
         else:  # the first step of a module: every row leaves a key and a value, prompt rows too
             x, inputs = head.inputs(embed(batch.following(step)), state, module)
-            layer, anchors = head.layers[module], batch.anchors(step)
+            layer, anchors = cast(DraftLayer, head.layers[module]), batch.anchors(step)
             past.begin(step, F.linear(inputs, layer.qkv.weight[head.config.n_heads * head.config.head_dim :]))
             if step < last:  # the next module needs the state of every row
                 state = layer(x, inputs, past.first(step, batch.n_rows(step)))
@@ -154,20 +155,20 @@ class _Past:
 
     def _add(self, kv: Tensor, sizes: list[int], positions: Tensor) -> None:
         k, v = kv.chunk(2, -1)
-        self.keys.append(self._rotated(k, positions).split(sizes))
-        self.values.append(v.unflatten(-1, (-1, self.config.head_dim)).split(sizes))
+        self.keys.append(torch.split(self._rotated(k, positions), sizes))
+        self.values.append(torch.split(v.reshape(len(v), -1, self.config.head_dim), sizes))
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [N, H * hd] -> [N, H, hd], turned by halves as the target turns its own."""
         angles = positions[:, None, None] * self.frequencies
         cos, sin = angles.cos(), angles.sin()  # [N, 1, hd / 2]
-        a, b = x.unflatten(-1, (-1, self.config.head_dim)).chunk(2, -1)
+        a, b = x.reshape(len(x), -1, self.config.head_dim).chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def _attend(self, q: Tensor, sizes: list[int], starts: list[int]) -> Tensor:
         """q [N, H, hd] -> [N, H * hd]. Sequence by sequence: no padding, and products of this size are no slower so."""
         parts = []
-        for i, (mine, start) in enumerate(zip(q.split(sizes), starts, strict=True)):
+        for i, (mine, start) in enumerate(zip(torch.split(q, sizes), starts, strict=True)):
             if len(mine):
                 parts.append(_attend(mine, start, [k[i] for k in self.keys], [v[i] for v in self.values]))
         return torch.cat(parts)
