@@ -232,13 +232,13 @@ def save(llm: LLM, trained: Trained, out: Path) -> None:
     write_report(out, trained, origin)
     if isinstance(head, CutModel):
         save_notes(out, DraftNotes(ids, origin, trained.measured))
-        save_model(out, head.architecture, _whole(head, model), _tokenizer(llm))
+        save_model(out, head.architecture, _complete(head, model), _tokenizer(llm))
         return
     target = Fingerprint.of(model, name)
     save_head(out, head, target=target, vocabulary_ids=ids, provenance=origin, measured=trained.measured)
 
 
-def _whole(head: CutModel, model: Decoder) -> dict[str, Tensor]:
+def _complete(head: CutModel, model: Decoder) -> dict[str, Tensor]:
     """The weights of a draft model, with the target's embedding and output matrix, so that it is a model of its own."""
     a = model.architecture
     every = torch.arange(a.vocab_size, device=model.device)
