@@ -21,9 +21,8 @@ from specdec.models.draft_notes import DraftNotes, save_notes
 from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import save_head
-from specdec.models.heads import DraftLayer, Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
+from specdec.models.heads import Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
 from specdec.models.tokenizer import Tokenizer
-from specdec.quant.linear import Linear
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
 from specdec.train.cut import CutModel, check_layers, default_layers
@@ -37,8 +36,6 @@ from specdec.train.unroll import Learner
 
 _FEWEST = 20
 """Answers to train on, at least."""
-_SMALL = 0.1
-"""What is left of random weights beside those taken from the target."""
 
 
 class Reporter(Watch, Protocol):
@@ -141,6 +138,8 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     batches = [Batch.of(group, device) for i in range(len(aside)) for group in grouped(aside[i], config.batch)]
     torch.manual_seed(config.seed)
     head = make().to(device)
+    if not isinstance(head, CutModel):
+        start(head, model, torch.cat([example.features for example in aside[0][:8]]))
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
     shards = Store(teacher, learned, cache, bound)
@@ -159,46 +158,34 @@ def _plan(model: Decoder, config: TrainConfig) -> tuple[Callable[[], Learner], t
         return (lambda: CutModel(model, layers)), (), False
     shape = head_config(model, config, config.kind)
 
-    def make() -> Head:
-        head = make_head(shape)
-        start(head, model)
-        return head
-
-    return make, shape.taps, shape.normed
+    return (lambda: make_head(shape)), shape.taps, shape.normed
 
 
 @torch.no_grad()
-def start(head: Head, model: Decoder) -> None:
-    """Give an untrained head what it can take from the target: its last layer and norm, and the last tap as the state.
+def start(head: Head, model: Decoder, features: Tensor) -> None:
+    """Give an untrained head the target's last norm, and what it reads a common scale.
 
-    An EAGLE-3 layer sees embedding and state side by side: what it computes from the state starts as the target's.
+    A residual stream is tens of times larger in late layers than in early ones, and a hundred times larger than embeddings.
+    Left so, it would drown what an untrained layer adds to it, and training would hardly move.
+
+    Args:
+        features: [n, taps * d], of some rows.
     """
     if isinstance(head, MedusaHead):
         return
-    device = model.device
+    d, device = head.config.hidden_size, model.device
     for norm in cast(list[Norm], [*head.norms]):
         norm.weight.copy_(model.norm)
+    scale = features.view(len(features), -1, d).float().pow(2).mean((0, 2)).sqrt().to(device)  # [taps]
     if isinstance(head.fuse, nn.Linear):
-        d = head.config.hidden_size
-        head.fuse.weight.mul_(_SMALL)
-        head.fuse.weight[:, -d:] += torch.eye(d, device=device)
-    last = model.layers[-1]
-    for layer in cast(list[DraftLayer], [*head.layers]):
-        if last.qkv.n == layer.qkv.out_features:
-            weight = _matrix(last.qkv, device)
-            layer.qkv.weight[:, -weight.shape[1] :] = weight
-            layer.out.weight.copy_(_matrix(last.out, device))
-        if last.down.k == layer.down.in_features:
-            layer.gate_up.weight.copy_(_matrix(last.gate_up, device))
-            layer.down.weight.copy_(_matrix(last.down, device))
-            layer.ffn_norm.weight.copy_(last.ffn_norm)
-    for norm in cast(list[Norm], [*(head.input_norms if head.config.kind == "mtp" else head.state_norms)]):
-        norm.weight.copy_(last.attention_norm)
-
-
-def _matrix(linear: Linear, device: torch.device) -> Tensor:
-    """[n, k] f32"""
-    return linear.rows(torch.arange(linear.n, device=device))
+        columns = head.fuse.weight.view(d, -1, d)  # [d, taps, d]
+        columns.div_(scale[:, None])
+        columns[:, -1] += torch.eye(d, device=device) / scale[-1]
+    if head.config.kind == "eagle":  # nothing is normed before it is joined
+        some = torch.arange(0, model.shape.vocab_size, 64, device=device)
+        for join in cast(list[nn.Linear], [*head.joins]):
+            join.weight[:, :d] /= model.embedding(some).pow(2).mean().sqrt()
+            join.weight[:, d:] /= scale[-1]
 
 
 def always_drafted(llm: LLM) -> frozenset[int]:
