@@ -330,7 +330,8 @@ class ServeConfig:
     """A client must show one of these; without any, everybody is served. Clients with different keys share no cached prefix."""
     max_queue: int = 256
     """Most sequences that may wait beside those that run; a request beyond is refused with 429."""
-    max_body_bytes: int = 4 * 2**20
+    max_body_bytes: int = 2 * 2**20
+    """Parsing a body cannot be interrupted: this bounds how long it may hold up everything else."""
     body_seconds: float = 30.0
     """Longest that a client may take to send a request's body."""
     request_seconds: float = 600.0

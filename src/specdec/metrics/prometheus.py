@@ -35,7 +35,7 @@ class ServerMetrics:
         for reason in REASONS:
             self.finished.labels(reason)
         self.refused = Counter(
-            "specdec:requests_refused", "Requests that got an error before anything ran", ("status",), registry=self._registry
+            "specdec:requests_refused", "Requests whose response was an error", ("status",), registry=self._registry
         )
         self.delivery = Histogram(
             "specdec:delivery_seconds",
