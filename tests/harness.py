@@ -42,7 +42,8 @@ class Answer:
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
         self.finish_reason, self.error = delta.finish_reason, delta.error
-        self.prompt_logprobs = delta.prompt_logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.stats:
             self.stats = delta.stats.as_dict()
 

@@ -325,7 +325,7 @@ def test_settings_of_the_model_are_checked_first(settings: dict[str, str]) -> No
 
 def test_bad_words_of_white_space_ban_just_that(llm: LLM) -> None:
     """A banned newline bans the newline and not the space; inner and leading line breaks are kept."""
-    spelled = llm._spelled_out(GREEDY.replace(bad_words=("\n", "\nab", " ab")))
+    spelled = llm.spelled_out(GREEDY.replace(bad_words=("\n", "\nab", " ab")))
     assert set(spelled.bad_words_ids) == {(10,), (10, 97, 98), (32, 10, 97, 98), (97, 98), (32, 97, 98)}
 
 

@@ -344,3 +344,42 @@ class EngineConfig:
                 right = _is_int(rows) and 1 <= rows <= 4096 and _is_number(seconds) and 1e-9 <= seconds <= 1e9
                 _require(right, "pass_seconds", given, rule)
             object.__setattr__(self, "pass_seconds", dict(given))
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """How the server meets its clients. None of it changes a token."""
+
+    model_name: str | None = None
+    """What clients call the model; None: the name that it was loaded by."""
+    api_keys: tuple[str, ...] = ()
+    """A client must show one of these; without any, everybody is served. Clients with different keys share no cached prefix."""
+    max_queue: int = 256
+    """Most sequences that may wait beside those that run; a request beyond is refused with 429."""
+    max_body_bytes: int = 2 * 2**20
+    """Parsing a body cannot be interrupted: this bounds how long it may hold up everything else."""
+    body_seconds: float = 30.0
+    """Longest that a client may take to send a request's body."""
+    request_seconds: float = 600.0
+    """Longest that a request may take from its arrival to its last token."""
+    stalled_seconds: float = 60.0
+    """A streaming client that takes nothing for so long is given up."""
+    stream_rate: float | None = None
+    """Most tokens per second that one stream is sent; None sends them as they come."""
+    shutdown_seconds: float = 10.0
+    """How long running requests may go on when the server is told to stop."""
+
+    def __post_init__(self) -> None:
+        rule, keys = "a list or tuple of non-empty strings", self.api_keys
+        _require(isinstance(keys, list | tuple) and all(isinstance(k, str) and k for k in keys), "api_keys", keys, rule)
+        object.__setattr__(self, "api_keys", tuple(keys))
+        name = self.model_name
+        _require(name is None or (isinstance(name, str) and bool(name)), "model_name", name, "a non-empty string")
+        _require_integer("max_queue", self.max_queue, 0, math.inf, "an integer >= 0")
+        _require_integer("max_body_bytes", self.max_body_bytes, 1024, math.inf, "an integer >= 1024")
+        for field_name in ("body_seconds", "request_seconds", "stalled_seconds"):
+            value = getattr(self, field_name)
+            _require(_is_number(value) and value > 0, field_name, value, "a finite number > 0")
+        rate, grace = self.stream_rate, self.shutdown_seconds
+        _require(rate is None or (_is_number(rate) and rate > 0), "stream_rate", rate, "a finite number > 0")
+        _require(_is_number(grace) and grace >= 0, "shutdown_seconds", grace, "a finite number >= 0")

@@ -328,12 +328,13 @@ class Engine:
             self.cache.enter(sequence)
         for stats in (self.stats, sequence.stats):
             stats.record_burst(span.draft, depths(tree), path, len(emitted))
+        first = sequence.n_output == len(emitted)
         return Delta(
             sequence.id,
             tuple(emitted),
             tuple([*(span.draft.sources[node] for node in path), None][: len(emitted)]),
             verdict.logprobs and verdict.logprobs[: len(emitted)],
-            tuple(sequence.prompt_logprobs) if reason and sequence.params.prompt_logprobs is not None else None,
+            tuple(sequence.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None,
             reason,
             stats=sequence.stats if reason else None,
         )

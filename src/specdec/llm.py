@@ -66,6 +66,8 @@ class TextTokenizer(Decoder, Protocol):
 
     def decode(self, ids: Many[int], *, skip_special: bool) -> str: ...
 
+    def piece(self, token: int) -> bytes: ...
+
     def chat(self, messages: Many[Message], **variables: Any) -> list[int]: ...
 
 
@@ -187,7 +189,7 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served, before anything starts; the message says which one.
         """
         many = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
-        return self._answer([self._encode(prompt) for prompt in many], params)
+        return self._answer([self.encode(prompt) for prompt in many], params)
 
     def chat(
         self,
@@ -210,7 +212,7 @@ class LLM:
             RequestError: as ``generate``.
         """
         many = [messages] if _is_conversation(messages) else list(messages)
-        return self._answer([self._lay_out(conversation, template) for conversation in many], params)
+        return self._answer([self.lay_out(conversation, template) for conversation in many], params)
 
     def stream(self, prompt: Prompt | Many[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
         """Answer one prompt or conversation piece by piece; close the stream to abandon it.
@@ -219,13 +221,21 @@ class LLM:
             RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
         """
         if _is_conversation(prompt):
-            return Stream(self, self._start([self._lay_out(prompt, template)], params))
+            return Stream(self, self._start([self.lay_out(prompt, template)], params))
         if template:
             raise RequestError(f"{', '.join(template)}: only a conversation has a template to give this to")
-        return Stream(self, self._start([self._encode(prompt)], params))
+        return Stream(self, self._start([self.encode(prompt)], params))
 
-    def _lay_out(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
-        """The token ids of a conversation."""
+    def lay_out(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
+        """The token ids of a conversation.
+
+        Args:
+            conversation: messages, mappings with ``role`` and ``content``.
+            template: what else the template knows.
+
+        Raises:
+            ChatTemplateError, RequestError: as ``chat``.
+        """
         if mistaken := sorted(NOT_FOR_TEMPLATES & template.keys()):
             raise RequestError(
                 f"{', '.join(mistaken)} is no variable of a chat template; sampling settings go into SamplingParams, the "
@@ -236,7 +246,12 @@ class LLM:
         with _text_of_a_request():
             return self.tokenizer.chat(conversation, **template)  # type: ignore[arg-type]
 
-    def _encode(self, prompt: object) -> list[int]:
+    def encode(self, prompt: object) -> list[int]:
+        """The token ids of a prompt, which may be ids already.
+
+        Raises:
+            RequestError: it is neither text nor ids, or text that cannot be encoded.
+        """
         if isinstance(prompt, str):
             with _text_of_a_request():
                 return self.tokenizer.encode(prompt, add_special=True)
@@ -274,7 +289,7 @@ class LLM:
         return runs
 
     def _add(self, index: int, ids: list[int], params: SamplingParams) -> list[Run]:
-        params = self._spelled_out(params)
+        params = self.spelled_out(params)
         seed = secrets.randbelow(2**63) if params.seed is None else params.seed
         runs = []
         try:
@@ -289,7 +304,7 @@ class LLM:
             raise
         return runs
 
-    def _spelled_out(self, params: SamplingParams) -> SamplingParams:
+    def spelled_out(self, params: SamplingParams) -> SamplingParams:
         """Bad words as token ids: the word as it begins a text, and as it follows a space."""
         words = dict.fromkeys(params.bad_words_ids)
         vocab_size = self.engine.model.shape.vocab_size

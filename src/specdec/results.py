@@ -85,6 +85,7 @@ class Run:
     sources: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     first_token_seconds: float | None = None
     chunks: list[Chunk] = field(default_factory=list)
     """What has not been fetched yet."""
@@ -98,6 +99,8 @@ class Run:
         self.tokens += delta.tokens
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         ready = self.text.take()
         if delta.finish_reason is not None:
             ready += self.text.finish()
@@ -119,6 +122,6 @@ class Run:
             seconds=seconds,
             first_token_seconds=self.first_token_seconds or seconds,
             logprobs=tuple(self.logprobs) if self.logprobs else None,
-            prompt_logprobs=delta.prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             error=delta.error,
         )

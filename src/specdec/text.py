@@ -142,3 +142,25 @@ class TextStream:
     def _give(self, text: str) -> None:
         if text:
             self._ready.append((self._n_tokens - 1, text))
+
+
+class StopWatch:
+    """Finds where stop strings end a sequence, as ``TextStream`` does, without keeping its text.
+
+    For an engine whose text is put together on another thread: both find the same token.
+
+    Args:
+        decoder, stop, min_tokens, prompt: as for ``TextStream``.
+    """
+
+    def __init__(self, decoder: Decoder, stop: Many[str], min_tokens: int, prompt: Many[int]) -> None:
+        self._detokenizer = Detokenizer(decoder, prompt)
+        self._stops = StopStrings(stop)
+        self._left = min_tokens
+
+    def feed(self, token: int) -> bool:
+        """Take one more token; True when it completes a stop string."""
+        self._left -= 1
+        if text := self._detokenizer.push(token):
+            self._stops.push(text, may_stop=self._left < 0)
+        return self._stops.stopped

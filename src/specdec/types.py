@@ -229,7 +229,7 @@ class Delta:
     """For each token the drafter whose node it was, or None where the target itself chose it."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    """Of the second prompt token onwards, with the sequence's last delta, if asked for."""
+    """Of the second prompt token onwards, with the sequence's first tokens, if asked for."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     stats: Stats | None = None

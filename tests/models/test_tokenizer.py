@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -367,3 +369,15 @@ def test_default_model_splits_digits_and_agrees_with_transformers(monkeypatch: p
     assert tokenizer.encode("In 1234", add_special=False) == [788, 216, 33, 34, 35, 36]
     assert tokenizer.encode("  1", add_special=False) == [256, 33]
     assert tokenizer.encode("<|im_end|>", add_special=False, parse_special=True) == [2] == [tokenizer.eos_id]
+
+
+def test_encoding_lets_other_threads_run() -> None:
+    """A server encodes long prompts beside its engine's thread: they must not stop it."""
+    tokenizer = Tokenizer.from_gguf(gguf_metadata("gpt-2", ["a b", "c d"]))
+    encoder = threading.Thread(target=tokenizer.encode, args=("abcd " * 200_000,), kwargs={"add_special": False})
+    ticks = 0
+    encoder.start()
+    while encoder.is_alive():
+        time.sleep(0.001)
+        ticks += 1
+    assert ticks >= 5

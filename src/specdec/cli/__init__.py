@@ -12,6 +12,7 @@ from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.info import info
 from specdec.cli.pull import pull
+from specdec.cli.serve import serve
 
 app = typer.Typer(
     name="specdec",
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, pull, info):
+for command in (generate, chat, serve, pull, info):
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(train.app)

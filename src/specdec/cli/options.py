@@ -50,7 +50,7 @@ class ModelOptions:
     max_len: Annotated[int | None, _option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
     device: Annotated[str, _option(_MODEL, help="Where the model runs.")] = "cpu"
 
-    def load(self, *, progress: bool) -> LLM:
+    def load(self, *, progress: bool, **settings: Any) -> LLM:
         from specdec.llm import LLM
 
         nodes = {} if self.max_nodes is None else {"max_nodes": self.max_nodes}
@@ -64,6 +64,7 @@ class ModelOptions:
             max_len=self.max_len,
             device=self.device,
             progress=progress,
+            **settings,
         )
 
 

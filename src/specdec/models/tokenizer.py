@@ -161,9 +161,9 @@ class Tokenizer:
             TextError: a lone surrogate, which no file and no model can hold.
         """
         _check_text(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        ids = _encode(self._backend, text)
         if not parse_special and not self._control.keys().isdisjoint(ids):
-            ids = self._separated.encode(text, add_special_tokens=False).ids
+            ids = _encode(self._separated, text)
         return self._prefixed(ids) if add_special else ids
 
     def decode(self, ids: Many[int], *, skip_special: bool = True) -> str:
@@ -197,11 +197,11 @@ class Tokenizer:
             _check_text(string)
         everything = {**given, "add_generation_prompt": add_generation_prompt}
         if not has_control(given, self._control_pattern):
-            ids = self._backend.encode(self.template.render(everything), add_special_tokens=False).ids
+            ids = _encode(self._backend, self.template.render(everything))
         else:
             alias = {text: self._alias(i) for i, text in self._control.items()}
             text = self.template.separate(everything, self._control_pattern, alias.__getitem__)
-            ids = self._separated.encode(text, add_special_tokens=False).ids
+            ids = _encode(self._separated, text)
         return self._prefixed(ids)
 
     def _id(self, name: str) -> int | None:
@@ -241,6 +241,12 @@ class Tokenizer:
             if backend.token_to_id(self._alias(i)) != i:
                 raise ModelError(f"the control token {text!r} of this tokenizer cannot be told from plain text")
         return backend
+
+
+def _encode(backend: Backend, text: str) -> list[int]:
+    """Token ids of a text. As a batch of one: that alone lets other threads run meanwhile, and keeps no places of tokens."""
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _check_text(text: str) -> None:

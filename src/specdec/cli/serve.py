@@ -1,0 +1,77 @@
+"""``specdec serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec.cli.options import ModelOptions, command
+from specdec.config import ServeConfig
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
+
+_SERVER = "Server"
+_DEFAULT = ServeConfig()
+
+
+def _option(*names: str, help: str) -> object:
+    return typer.Option(*names, help=help, rich_help_panel=_SERVER)
+
+
+@command
+def serve(
+    host: Annotated[str, _option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, _option(help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Clients must show one of these; repeatable.", envvar="SPECDEC_API_KEY", rich_help_panel=_SERVER),
+    ] = None,
+    model_name: Annotated[str | None, _option(help="What clients call the model.")] = None,
+    max_sequences: Annotated[int, _option(help="Most sequences that run at once.")] = 32,
+    max_queue: Annotated[int, _option(help="Most sequences that wait; a request beyond gets 429.")] = _DEFAULT.max_queue,
+    kv_tokens: Annotated[int | None, _option(help="Tokens that the key and value pool holds.")] = None,
+    max_body_bytes: Annotated[int, _option(help="Longest body of a request.")] = _DEFAULT.max_body_bytes,
+    body_seconds: Annotated[float, _option(help="Longest time for a body to arrive.")] = _DEFAULT.body_seconds,
+    request_seconds: Annotated[float, _option(help="Longest time for an answer.")] = _DEFAULT.request_seconds,
+    stalled_seconds: Annotated[
+        float, _option(help="A streaming client that takes nothing for so long is given up.")
+    ] = _DEFAULT.stalled_seconds,
+    stream_rate: Annotated[float | None, _option(help="Most tokens per second that one stream is sent.")] = None,
+    shutdown_seconds: Annotated[
+        float, _option(help="How long running requests may go on at the end.")
+    ] = _DEFAULT.shutdown_seconds,
+    model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+) -> None:
+    """Serve a model over HTTP, to OpenAI's clients among others; docs/serving.md has the routes.
+
+    Ctrl-C or SIGTERM ends it: requests that run may finish first.
+    """
+    config = ServeConfig(
+        model_name=model_name,
+        api_keys=tuple(api_key or ()),
+        max_queue=max_queue,
+        max_body_bytes=max_body_bytes,
+        body_seconds=body_seconds,
+        request_seconds=request_seconds,
+        stalled_seconds=stalled_seconds,
+        stream_rate=stream_rate,
+        shutdown_seconds=shutdown_seconds,
+    )
+    llm = model.load(progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
+
+    from specdec.serve.server import Server
+
+    server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
+    engine, drafters = llm.engine, llm.config.speculation.drafters
+    typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
+    typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
+    typer.echo(f"  speculation: {', '.join(drafters) or 'off'}; API keys: {len(config.api_keys) or 'none, open to all'}")
+    typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")

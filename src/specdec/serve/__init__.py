@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's routes over one engine that many requests share."""

@@ -1,0 +1,227 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, WebSocket
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import JSONResponse
+
+from specdec import __version__
+from specdec.config import ServeConfig
+from specdec.llm import LLM
+from specdec.serve.documentation import describe, takes
+from specdec.serve.errors import ApiError
+from specdec.serve.schema import Body, ChatBody, CompletionBody, DetokenizeBody, Strict, TokenizeBody, parse
+from specdec.serve.service import Service
+from specdec.serve.shapes import token_text
+from specdec.serve.socket import Conversation
+from specdec.serve.stream import Reply
+
+_B = TypeVar("_B", bound=Strict)
+
+SMALL = 65_536
+"""Bytes of a body that is parsed on the spot; longer ones beside the event loop."""
+
+
+def create_app(llm: LLM, config: ServeConfig) -> FastAPI:
+    """The server as an ASGI application; its engine runs from start-up to shut-down of the application's lifespan."""
+    service = Service(llm, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None)
+    app.state.service = service
+    app.include_router(public)
+    app.include_router(guarded)
+    app.include_router(sockets)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_exception)
+    describe(app)
+    return app
+
+
+def _service(connection: HTTPConnection) -> Service:
+    service: Service = connection.app.state.service
+    return service
+
+
+def authorise(connection: HTTPConnection) -> str | None:
+    """The key that a client showed, or None where none is needed. Raises ApiError."""
+    keys = _service(connection).config.api_keys
+    if not keys:
+        return None
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not given:
+        raise ApiError(401, "an API key is needed: Authorization: Bearer KEY", code="missing_api_key", headers=_CHALLENGE)
+    for key in keys:
+        if secrets.compare_digest(given.strip().encode(), key.encode()):
+            return key
+    raise ApiError(401, "the API key is not known here", code="invalid_api_key", headers=_CHALLENGE)
+
+
+_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+Served = Annotated[Service, Depends(_service)]
+Tenant = Annotated[str | None, Depends(authorise)]
+
+public = APIRouter()
+guarded = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False)), Depends(authorise)])
+sockets = APIRouter()
+
+
+@public.get("/health")
+async def health(service: Served) -> dict[str, str]:
+    """200 while requests can be served; 503 once the engine has failed or the server is about to stop."""
+    service.check_health()
+    return {"status": "ok"}
+
+
+@public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(service: Served) -> Response:
+    """Counters and gauges for Prometheus."""
+    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@guarded.get("/v1/models")
+async def models(service: Served) -> dict[str, Any]:
+    """The served model."""
+    return {"object": "list", "data": [_model(service)]}
+
+
+@guarded.get("/v1/models/{name:path}")
+async def model(name: str, service: Served) -> dict[str, Any]:
+    """The served model, by its name."""
+    service.check_model(name)
+    return _model(service)
+
+
+@guarded.post("/v1/completions", openapi_extra=takes(CompletionBody, streams=True))
+async def completions(request: Request, service: Served, tenant: Tenant) -> Response:
+    """Continue a text, or token ids, as they are."""
+    return await _answer(service, await _read(request, CompletionBody), tenant)
+
+
+@guarded.post("/v1/chat/completions", openapi_extra=takes(ChatBody, streams=True))
+async def chat_completions(request: Request, service: Served, tenant: Tenant) -> Response:
+    """Answer a conversation, laid out by the model's chat template."""
+    return await _answer(service, await _read(request, ChatBody), tenant)
+
+
+@guarded.post("/tokenize", openapi_extra=takes(TokenizeBody))
+async def tokenize(request: Request, service: Served) -> dict[str, Any]:
+    """Token ids of a prompt or a conversation, exactly as they would be run."""
+    body = await _read(request, TokenizeBody)
+    service.check_model(body.model)
+    ids = await service.beside(service.intake.tokenize, body)
+    answer = {"count": len(ids), "max_model_len": service.llm.engine.max_len, "tokens": ids}
+    return {**answer, "token_strs": [token_text(service.vocabulary, i) for i in ids]} if body.return_token_strs else answer
+
+
+@guarded.post("/detokenize", openapi_extra=takes(DetokenizeBody))
+async def detokenize(request: Request, service: Served) -> dict[str, str]:
+    """The text of token ids, special tokens included."""
+    body = await _read(request, DetokenizeBody)
+    service.check_model(body.model)
+    return {"prompt": await service.beside(service.intake.detokenize, body.tokens)}
+
+
+@sockets.websocket("/v1/completions")
+async def completions_socket(socket: WebSocket) -> None:
+    """As the route; see docs/serving.md."""
+    await _converse(socket, CompletionBody)
+
+
+@sockets.websocket("/v1/chat/completions")
+async def chat_socket(socket: WebSocket) -> None:
+    """As the route; see docs/serving.md."""
+    await _converse(socket, ChatBody)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "specdec",
+        "max_model_len": service.llm.engine.max_len,
+        "precision": service.llm.precision,
+        "drafters": list(service.llm.config.speculation.drafters),
+    }
+
+
+async def _answer(service: Service, body: Body, tenant: str | None) -> Response:
+    generation, shape = await service.begin(body, tenant, streamed=body.streamed)
+    config = service.config
+    return Reply(generation, shape, streamed=body.streamed, rate=config.stream_rate, stalled=config.stalled_seconds)
+
+
+async def _converse(socket: WebSocket, kind: type[Body]) -> None:
+    service = _service(socket)
+    try:
+        tenant = authorise(socket)
+        service.check_health()
+    except ApiError as error:
+        await socket.send_denial_response(_error_response(error))
+        return
+    await Conversation(socket, service, kind, tenant).run()
+
+
+async def _read(request: Request, kind: type[_B]) -> _B:
+    """The body, within the limits of size and time. Raises ApiError."""
+    service = _service(request)
+    most, seconds = service.config.max_body_bytes, service.config.body_seconds
+    too_large = ApiError(413, f"the body is larger than the {most} bytes that this server takes", code="body_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > most:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout") from None
+    if len(data) <= SMALL:
+        return parse(kind, bytes(data))
+    return await service.beside(parse, kind, bytes(data))
+
+
+def _error_response(error: ApiError) -> Response:
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    _service(request).metrics.refused.labels(str(error.status)).inc()
+    return _error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _on_exception(request: Request, error: Exception) -> Response:
+    return _error_response(ApiError(500, "the server has a fault; its log says more", code="internal_error"))

@@ -1,0 +1,234 @@
+"""A request that the engine works on: its choices, and what of them has not been sent yet.
+
+What the engine adds waits here until the client takes it. A slow client's deltas gather and go out as one; they are never
+more than the answers are long, and nobody else waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.engine import RequestError
+from specdec.metrics.prometheus import ServerMetrics
+from specdec.sampling import derive_seed
+from specdec.serve.errors import ApiError, too_slow
+from specdec.serve.intake import Asked
+from specdec.serve.worker import Job, Worker
+from specdec.text import Decoder, StopWatch, TextStream
+from specdec.types import Delta, FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a client has not seen yet of a choice: its tokens ``[start, stop)`` and the text that became final with them."""
+
+    choice: Choice
+    start: int
+    stop: int
+    text: str
+    finish_reason: FinishReason | None
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.choice.tokens[self.start : self.stop]
+
+    @property
+    def sources(self) -> list[str | None]:
+        return self.choice.sources[self.start : self.stop]
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.choice.logprobs[self.start : self.stop]
+
+
+class Choice:
+    """One sequence: all that came of it, and how much of that was taken."""
+
+    def __init__(self, generation: Generation, index: int, prompt: list[int], seed: int, text: TextStream) -> None:
+        self._generation = generation
+        self.asked_seed = generation.seed
+        """The request's, from which this choice's own is derived."""
+        self._text = text
+        self.index = index
+        self.prompt = prompt
+        self.seed = seed
+        self.tokens: list[int] = []
+        self.sources: list[str | None] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stats: dict[str, Any] = {}
+        self.complete = False
+        """Everything has been taken, the finish reason too."""
+        self._taken = 0
+
+    def receive(self, delta: Delta, computed: float) -> None:
+        self.tokens += delta.tokens
+        self.sources += delta.sources
+        self.logprobs += delta.logprobs or ()
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.stats is not None:
+            self.stats = delta.stats.as_dict()
+        self.finish_reason = delta.finish_reason
+        self._generation.received(self, delta.error, computed)
+
+    def failed(self, error: ApiError) -> None:
+        self._generation.failed(error)
+
+    def take(self, limit: int | None = None) -> Piece | None:
+        """What was not taken yet, of at most ``limit`` tokens; None where there is nothing new."""
+        start, stop = self._taken, len(self.tokens)
+        if limit is not None:
+            stop = min(stop, start + limit)
+        reason = self.finish_reason if stop == len(self.tokens) else None
+        if reason == "error":
+            reason = None  # what broke off has no end of its own: the error follows
+        if self.complete or (start == stop and reason is None):
+            return None
+        for token in self.tokens[start:stop]:
+            self._text.feed(token)
+        ready = self._text.take() if reason is None else self._text.finish()
+        self._taken, self.complete = stop, reason is not None
+        return Piece(self, start, stop, "".join(text for _, text in ready), reason)
+
+
+class Generation:
+    """A request in the engine. Close it in any case; that ends what has not ended.
+
+    Args:
+        asked: what to run.
+        worker: runs it.
+        metrics: counts it.
+        decoder: the model's tokenizer.
+        streamed: whether the client wants to see every delta, or only the whole.
+    """
+
+    def __init__(self, asked: Asked, worker: Worker, metrics: ServerMetrics, decoder: Decoder, *, streamed: bool) -> None:
+        self.asked = asked
+        self._worker = worker
+        self._metrics = metrics
+        self._decoder = decoder
+        self._streamed = streamed
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ids: list[int] = []
+        self._left = 0
+        self._computed: float | None = None
+        """When the oldest delta was computed that nobody has woken up for."""
+        self._sending: float | None = None
+        """The same of what is being sent."""
+        self.error: ApiError | None = None
+        self.closed = False
+        params = asked.params
+        self.seed = secrets.randbelow(2**63) if params.seed is None else params.seed
+        """Asked for again, it gives the same tokens."""
+        self.choices = [
+            Choice(
+                self,
+                at * params.n + choice,
+                prompt,
+                derive_seed(self.seed, choice),
+                TextStream(decoder, params.stop, params.min_tokens, prompt),
+            )
+            for at, prompt in enumerate(asked.prompts)
+            for choice in range(params.n)
+        ]
+
+    async def start(self, end_tokens: frozenset[int], seconds: float) -> None:
+        """Give all sequences to the engine, for at most so many seconds.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        asked, params = self.asked, self.asked.params
+        jobs = [
+            Job(
+                choice.prompt,
+                params,
+                end_tokens,
+                choice.seed,
+                StopWatch(self._decoder, params.stop, params.min_tokens, choice.prompt) if params.stop else None,
+                asked.salt,
+                asked.speculation,
+            )
+            for choice in self.choices
+        ]
+        self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self.cut(too_slow(seconds)))
+        self._left = len(jobs)
+        try:
+            self._ids = await self._worker.add(jobs, self.choices)
+        except RequestError as error:
+            self._left = 0
+            raise ApiError(400, str(error)) from error
+        except BaseException:
+            self._left = 0
+            raise
+        finally:
+            if not self._ids:
+                self.close()
+        self._metrics.started.inc(len(jobs))
+
+    async def wait(self) -> None:
+        """Wait until there is something to take: anything at all of a stream, everything otherwise; or until it is over."""
+        await self._news.wait()
+        self._news.clear()
+        self._sending, self._computed = self._computed, None
+
+    def delivered(self) -> None:
+        """What was taken has been written to the client."""
+        if self._sending is not None:
+            self._metrics.delivery.observe(time.perf_counter() - self._sending)
+            self._sending = None
+
+    @property
+    def finished(self) -> bool:
+        """Has everything been taken?"""
+        return all(choice.complete for choice in self.choices)
+
+    def received(self, choice: Choice, error: str | None, computed: float) -> None:
+        """A choice got a delta."""
+        if self._computed is None:
+            self._computed = computed
+        if choice.finish_reason is not None:
+            self._left -= 1
+            self._metrics.finished.labels(choice.finish_reason).inc()
+        if choice.finish_reason == "error":
+            self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
+        elif self._streamed or not self._left:
+            self._news.set()
+
+    def failed(self, error: ApiError) -> None:
+        """The engine will say nothing more."""
+        if self._left:
+            self._break_off(error, "error")
+
+    def cut(self, error: ApiError) -> None:
+        """End it with an error, unless all of it has been computed."""
+        if self._left:
+            self._break_off(error, "abort")
+
+    def close(self) -> None:
+        """End what has not ended, in the engine too; idempotent."""
+        if not self.closed:
+            self.closed = True
+            if self._timer:
+                self._timer.cancel()
+            self._end("abort")
+            self._news.set()
+
+    def _break_off(self, error: ApiError, reason: str) -> None:
+        if self.error is None:
+            self.error = error
+            self._end(reason)
+            self._news.set()
+
+    def _end(self, reason: str) -> None:
+        if self._left:
+            self._metrics.finished.labels(reason).inc(self._left)
+            self._left = 0
+            self._worker.abort(self._ids)

@@ -1,0 +1,158 @@
+"""From a request's body to what the engine needs: token ids, parameters, and who may share its cached prefixes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from specdec.config import ConfigError, SamplingParams
+from specdec.llm import LLM, ChatTemplateError, RequestError
+from specdec.serve.errors import ApiError
+from specdec.serve.schema import Body, ChatBody, CompletionBody, Prediction, SpeculationChoice, TextPart, TokenizeBody
+from specdec.types import Speculation
+
+_T = TypeVar("_T")
+
+_NAMES = frozenset(field.name for field in fields(SamplingParams))
+_OF_ROUTES = frozenset({"logprobs", "logit_bias"})
+"""Parameters whose fields have another shape in bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request in the engine's terms."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    salt: str
+    speculation: Speculation
+
+
+class Intake:
+    """Checks bodies and encodes them; slow for long prompts, so it is to run beside the event loop.
+
+    Args:
+        llm: the model; only its tokenizer and its sizes are used.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def completion(self, body: CompletionBody, tenant: str | None) -> Asked:
+        """Raises ApiError."""
+        with_logprobs = body.logprobs is not None
+        more = {"logprobs": body.logprobs}
+        if body.echo and with_logprobs:
+            more["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        params = _params(body, more)
+        single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        prompts = [body.prompt] if single else body.prompt
+        return self._asked(body, tenant, params, lambda: [self._llm.encode(one) for one in prompts])
+
+    def chat(self, body: ChatBody, tenant: str | None) -> Asked:
+        """Raises ApiError."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = _params(body, {"logprobs": (body.top_logprobs or 0) if body.logprobs else None, "max_tokens": limit})
+        return self._asked(body, tenant, params, lambda: [self._lay_out(body)])
+
+    def tokenize(self, body: TokenizeBody) -> list[int]:
+        """The ids of a prompt or of messages. Raises ApiError."""
+        text, special = body.prompt, body.add_special_tokens is not False
+        if text is not None:
+            return _spoken(lambda: self._llm.tokenizer.encode(text, add_special=special), "prompt")
+        return _spoken(lambda: self._lay_out(body), "messages")
+
+    def detokenize(self, ids: list[int]) -> str:
+        """The text of token ids, special ones included. Raises ApiError."""
+        size = self._llm.engine.model.shape.vocab_size
+        for token in ids:
+            if not 0 <= token < size:
+                raise ApiError(400, f"token {token} is outside the vocabulary of {size} tokens", param="tokens")
+        return self._llm.tokenizer.decode(ids, skip_special=False)
+
+    def _asked(self, body: Body, tenant: str | None, params: SamplingParams, encode: Callable[[], list[list[int]]]) -> Asked:
+        prompts = _spoken(encode, "messages" if isinstance(body, ChatBody) else "prompt")
+        for ids in prompts:
+            if len(ids) >= self._llm.engine.max_len:
+                limit = self._llm.engine.max_len
+                raise ApiError(
+                    400,
+                    f"the prompt has {len(ids)} tokens, but the context holds {limit}, prompt and answer together; "
+                    f"at most {limit - 1} leave room for an answer",
+                    param="messages" if isinstance(body, ChatBody) else "prompt",
+                    code="context_length_exceeded",
+                )
+        params = _spoken(lambda: self._llm.spelled_out(params), "bad_words")
+        return Asked(prompts, params, _salt(tenant, body.cache_salt), self._speculation(body))
+
+    def _lay_out(self, body: ChatBody | TokenizeBody) -> list[int]:
+        variables = dict(body.chat_template_kwargs or {})
+        if body.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = body.add_generation_prompt
+        messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+        return self._llm.lay_out(messages, variables)
+
+    def _speculation(self, body: Body) -> Speculation:
+        wanted, known = body.speculation, self._llm.config.speculation.drafters
+        if wanted == "off":
+            if body.prediction is not None:
+                raise ApiError(400, "a prediction is of no use with speculation off", param="prediction")
+            return Speculation(drafters=())
+        drafters, most = None, None
+        if isinstance(wanted, SpeculationChoice):
+            most = wanted.max_tokens
+            if wanted.drafter is not None:
+                drafters = (wanted.drafter,) if isinstance(wanted.drafter, str) else tuple(wanted.drafter)
+                for name in drafters:
+                    if name not in known:
+                        have = ", ".join(known) or "none"
+                        raise ApiError(400, f"there is no drafter {name!r} here; there are: {have}", param="speculation")
+        return Speculation(drafters=drafters, max_tokens=most, prediction=self._prediction(body.prediction))
+
+    def _prediction(self, prediction: Prediction | None) -> tuple[int, ...]:
+        if prediction is None:
+            return ()
+        text = prediction.content if isinstance(prediction.content, str) else _joined(prediction.content)
+        return tuple(_spoken(lambda: self._llm.tokenizer.encode(text, add_special=False), "prediction"))
+
+
+def _joined(parts: list[TextPart]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _params(body: Body, more: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters; what a body leaves out stays as the library has it."""
+    values = {name: getattr(body, name) for name in _NAMES - _OF_ROUTES if hasattr(body, name)}
+    values["logit_bias"] = body.logit_bias and {_token(key): bias for key, bias in body.logit_bias.items()}
+    values |= more
+    try:
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+    except ConfigError as error:
+        message = str(error)
+        raise ApiError(400, message, param=message.split()[0].partition("[")[0]) from error
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise ApiError(400, f"logit_bias has token ids as its keys, got {key!r}", param="logit_bias")
+    return int(key)
+
+
+def _spoken(call: Callable[[], _T], param: str) -> _T:
+    """What the façade refuses is the request's fault."""
+    try:
+        return call()
+    except (RequestError, ChatTemplateError) as error:
+        raise ApiError(400, str(error), param=param) from error
+
+
+def _salt(tenant: str | None, given: str | None) -> str:
+    """One string for both identities, which no others spell: they stand in it as JSON, each in its own place."""
+    if tenant is None and given is None:
+        return ""
+    return json.dumps([tenant and hashlib.sha256(tenant.encode()).hexdigest(), given])

@@ -1,0 +1,61 @@
+"""Runs the application on uvicorn, and stops it in good order."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from specdec.config import ServeConfig
+from specdec.llm import LLM
+from specdec.serve.app import create_app
+from specdec.serve.service import Service
+
+LAST_SECONDS = 5
+"""For what remains to be sent when all requests have been ended."""
+
+
+class Server(uvicorn.Server):
+    """Takes requests until it is told to stop; then those that run go on for a while, and the rest end with an error.
+
+    Args:
+        llm: the model; its engine must be used by nobody else.
+        config: limits.
+        ready: called with the address once connections are taken.
+    """
+
+    def __init__(
+        self, llm: LLM, config: ServeConfig, host: str, port: int, ready: Callable[[str], None] = lambda address: None
+    ) -> None:
+        app = create_app(llm, config)
+        self.service: Service = app.state.service
+        self._ready = ready
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                ws="websockets-sansio",
+                ws_max_size=config.max_body_bytes,
+                access_log=False,
+                log_level="warning",
+                timeout_graceful_shutdown=LAST_SECONDS,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready(self.address)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # While requests run, connections are still taken: a load balancer then learns from /health that this server stops.
+        await self.service.drain(self.service.config.shutdown_seconds, lambda: self.force_exit)
+        await super().shutdown(sockets)
