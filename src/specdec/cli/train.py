@@ -158,7 +158,7 @@ def mtp(
 def draft(
     out: Out,
     layers: Annotated[
-        str | None, _option(_TRAINING, help="Layers of the model that it starts as; by default the first two and the last.")
+        str | None, _option(_TRAINING, help="Layers of the model that it starts as; by default the first three.")
     ] = None,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,

@@ -35,7 +35,7 @@ class TrainConfig:
     modules: int = 1
     """MTP: modules of their own before the last is applied again."""
     layers: tuple[int, ...] | None = None
-    """Draft model: layers of the target that it starts as; None: the first two and the last."""
+    """Draft model: layers of the target that it starts as; None: the first three."""
     blocks: int = 1
     correction: Correction = "hydra"
     rank: int = 64
