@@ -231,6 +231,24 @@ def test_a_useless_drafter_falls_silent_beside_a_useful_one() -> None:
     assert asked == {"script": good.asked, "bad": bad.asked}
 
 
+def test_a_drafter_is_silent_only_where_others_have_drafted_well() -> None:
+    """It is right where the first drafter has nothing, and never where that is sure: in the end it is asked there alone."""
+    text, clock = list(range(2000)), Clock()
+    asked: list[int] = []
+
+    def other(row: Sequence, budget: int) -> Draft:
+        n = row.n_output
+        asked.append(n)
+        found = n % 40 >= 20 and n < len(text)
+        return Draft(chain([text[n] if found else 1 << 20]), ("other",), estimates=(0.9,))
+
+    sure = right(text, lambda n: True, 0.9)
+    first = Scripted(lambda row, n: sure(row, min(n, 3)) if row.n_output % 40 < 20 else Draft(), clock, 0.2)
+    Course(text, [first, Scripted(other, clock, 1.0, "other")], clock, CURVES["10 %"]).run()
+    late = [n % 40 for n in asked if n > 1000]
+    assert sum(n >= 20 for n in late) > 5 * sum(n < 20 for n in late) > 0
+
+
 def test_what_one_sequence_showed_helps_the_next() -> None:
     """A new sequence starts from the record of all: an adversary is not tried out anew each time."""
     text, clock = list(range(120)), Clock()

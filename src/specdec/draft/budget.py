@@ -48,8 +48,16 @@ PROBING = 0.005
 GLANCES = 4
 """A thrifty drafter that was not asked observes one pass in so many."""
 
+GOOD = 0.75
+"""Tokens of others' drafts expected to be accepted, from which on a drafter's worth is judged apart: behind a long copy of
+the prompt the same drafter saves less than where nothing was found."""
+
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
+
+
+Door = tuple[str, bool]
+"""A drafter, and whether others have already made a good draft."""
 
 
 class Record:
@@ -102,7 +110,7 @@ class _Known:
     """What is known of one sequence."""
 
     record: Record
-    gates: dict[str, Gate] = field(default_factory=dict)
+    gates: dict[Door, Gate] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -113,7 +121,8 @@ class _Plan:
     depth: list[int]
     kinds: list[Kind]
     chances: list[float]
-    asked: list[str] = field(default_factory=list)
+    asked: dict[str, bool] = field(default_factory=dict)
+    """Drafters, and whether each was asked behind a good draft of others."""
     kept: list[int] = field(default_factory=list)
     """Nodes that are verified."""
     expected: float = 1.0
@@ -143,12 +152,12 @@ class Budget:
         self._record = Record(MEMORY[0])
         self._known: dict[int, _Known] = {}
         self._plans: dict[int, _Plan] = {}
-        self._asked: dict[int, list[str]] = {}
+        self._asked: dict[int, dict[str, bool]] = {}
         self._price: dict[str, float] = {}
         """Seconds of asking a drafter for one sequence, running mean."""
         self._watching: dict[str, float] = {}
         """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
-        self._saved: dict[str, float] = {}
+        self._saved: dict[Door, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
         self._chosen = 0.0
         self._handling: float | None = None
@@ -164,10 +173,10 @@ class Budget:
             limits: most nodes of each.
             rows: of the pass without any draft, those of other sequences' prompts among them.
         """
-        self._asked = {sequence.id: [] for sequence in sequences}
+        self._asked = {sequence.id: {} for sequence in sequences}
         started = self._clock()
         if len(self._drafters) == 1:
-            proposed = self._ask(self._drafters[0], sequences, limits)
+            proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
             proposed = overlay(self._drafters, sequences, limits, self._ask)
         if not any(self._asked.values()):
@@ -184,14 +193,14 @@ class Budget:
             for plan, nodes in zip(plans, kept, strict=True)
         ]
 
-    def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int]) -> list[Draft]:
+    def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
         name = drafter.name
         drafts = [Draft()] * len(sequences)
         askers = [
             i
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
-            if limit > 0 and _allowed(sequence, name) and self._gate(sequence, name).opens()
+            if limit > 0 and _allowed(sequence, name) and self._gate(sequence, (name, found[i] >= GOOD)).opens()
         ]
         if not askers:
             return drafts
@@ -203,18 +212,18 @@ class Budget:
         for i, draft in zip(askers, proposed, strict=True):
             if len(draft) > limits[i]:
                 raise RuntimeError(f"{name} drafted {len(draft)} nodes where {limits[i]} were granted")
-            self._asked[sequences[i].id].append(name)
+            self._asked[sequences[i].id][name] = found[i] >= GOOD
             drafts[i] = draft
         return drafts
 
-    def _gate(self, sequence: Sequence, name: str) -> Gate:
+    def _gate(self, sequence: Sequence, door: Door) -> Gate:
         known = self._known.get(sequence.id)
         if known is None:
             known = self._known[sequence.id] = _Known(Record(MEMORY[1]))
-        gate = known.gates.get(name)
+        gate = known.gates.get(door)
         if gate is None:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
-            gate = known.gates[name] = Gate(self._saved.get(name, math.e * self._cost(name)))
+            gate = known.gates[door] = Gate(self._saved.get(door, math.e * self._cost(door[0])))
         return gate
 
     def _cost(self, name: str) -> float:
@@ -329,10 +338,11 @@ class Budget:
                     saved[source] += share * plan.per_token - plan.per_row
             for name, seconds in saved.items():
                 price = self._cost(name)
-                known.gates[name].close(seconds, name in hits, price, math.ceil(price / (PROBING * plan.per_token)))
-                mean = self._saved.get(name, math.e * price)
-                self._saved[name] = mean + (seconds - mean) / (4 * TRIALS)
-        self._note(sequence, len(draft), plan.asked, plan.expected)
+                door = name, plan.asked[name]
+                known.gates[door].close(seconds, name in hits, price, math.ceil(price / (PROBING * plan.per_token)))
+                mean = self._saved.get(door, math.e * price)
+                self._saved[door] = mean + (seconds - mean) / (4 * TRIALS)
+        self._note(sequence, len(draft), tuple(plan.asked), plan.expected)
 
     def _drafter_of(self, source: str) -> str:
         """The drafter whose node carries this source."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence as Many
 from specdec.draft.base import Drafter
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
 
-Ask = Callable[[Drafter, Many[Sequence], Many[int]], list[Draft]]
-"""(drafter, sequences, budgets) -> one draft per sequence."""
+Ask = Callable[[Drafter, Many[Sequence], Many[int], Many[float]], list[Draft]]
+"""(drafter, sequences, budgets, found) -> one draft per sequence; ``found`` is how many tokens of what was drafted before are
+expected to be accepted, by those drafters' own estimates."""
 
 
 class Merge(Drafter):
@@ -26,7 +27,7 @@ class Merge(Drafter):
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
-        return overlay(self.drafters, sequences, budgets, lambda drafter, *asked: drafter.propose(*asked))
+        return overlay(self.drafters, sequences, budgets, lambda drafter, asked, left, found: drafter.propose(asked, left))
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         for drafter in self.drafters:
@@ -55,7 +56,8 @@ def overlay(drafters: Many[Drafter], sequences: Many[Sequence], budgets: Many[in
     for drafter in drafters:
         # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
         left = [0 if trie.full else budget for trie, budget in zip(tries, budgets, strict=True)]
-        for trie, draft in zip(tries, ask(drafter, sequences, left), strict=True):
+        found = [trie.expected for trie in tries]
+        for trie, draft in zip(tries, ask(drafter, sequences, left, found), strict=True):
             trie.add(draft, drafter.name)
     return [trie.draft() for trie in tries]
 
@@ -73,6 +75,10 @@ class _Trie:
     @property
     def full(self) -> bool:
         return len(self._nodes) >= self._budget
+
+    @property
+    def expected(self) -> float:
+        return sum(self._estimates) if self._estimates else 0.0
 
     def add(self, draft: Draft, name: str) -> None:
         """Add the nodes that the drafter ``name`` proposed, in its own order, so that of a draft cut short the first are kept.
