@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.base import Kernels
+from specdec.models.heads import RecurrentHead
 from specdec.train import checkpoint
 from specdec.train.batch import Batch, Example
 from specdec.train.evaluate import Measured, measure
@@ -130,12 +131,20 @@ class Run:
     def _step(self, batch: Batch) -> Losses:
         config = self.config
         self._optimiser.zero_grad(set_to_none=True)
-        found = losses(self.head, batch, self.embed, self.output, config.steps, self._weighing, config.noise)
+        found = losses(self.head, batch, self.embed, self.output, self._steps(), self._weighing, config.noise)
         found.total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.head.parameters(), config.clip)
         self._optimiser.step()
         self.anchors += sum(batch.n_anchors())
         return found
+
+    def _steps(self) -> int:
+        """How many steps are trained now; all of them after half of what is left when the first was trained alone."""
+        steps, alone = self.config.steps, self.config.alone
+        if not isinstance(self.head, RecurrentHead):
+            return steps
+        joined = (self.progress - alone) / (0.5 * (1 - alone))  # 0 to 1 while the others join
+        return min(steps, max(1, 1 + math.ceil((steps - 1) * joined)))
 
     def _set_rate(self) -> None:
         config, progress = self.config, min(1.0, self.progress)

@@ -50,6 +50,9 @@ class TrainConfig:
     """Highest learning rate."""
     warmup: float = 0.03
     """Share of the run in which the rate rises."""
+    alone: float = 0.4
+    """Share of the run in which a head that goes on from its own states learns the first step only; then the others join, one
+    by one. A step costs as much as the first, and until that is right they have little to go on from."""
     decay: float = 0.8
     """Step j weighs decay^j in the loss."""
     hard: float = 0.3
@@ -80,6 +83,7 @@ class TrainConfig:
         self._require(self.batch >= 1, "batch", "an integer >= 1")
         self._require(0 < self.rate < 1, "rate", "a number in (0, 1)")
         self._require(0 <= self.hard <= 1, "hard", "a number in [0, 1]")
+        self._require(0 <= self.alone < 1, "alone", "a number in [0, 1)")
         self._require(0 < self.decay <= 1, "decay", "a number in (0, 1]")
         self._require(0 < self.held_out <= 0.5, "held_out", "a number in (0, 0.5]")
         self._require(0 <= self.cache_gb <= MOST_CACHE, "cache_gb", f"a number in [0, {MOST_CACHE:g}]")
