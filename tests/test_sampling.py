@@ -377,6 +377,9 @@ def test_choose_asks_the_kernels_for_the_race() -> None:
             self.asked = (z, seed, position, temperature)
             return 2
 
+        def race_among(self, *_: Any) -> None:
+            return None
+
     kernels: Any = Race()
     logits = row(0.5, 0.3, 0.2)
     assert choose(logits, SamplingParams(temperature=0.6), History([0]), (1,), seed=4, kernels=kernels) == 2
@@ -389,15 +392,63 @@ def test_choose_asks_the_kernels_for_the_race() -> None:
     assert rest == [4, 2, 1.0]
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"repetition_penalty": 1.3}])
-@pytest.mark.parametrize("temperature", [0.4, 1.0, 1.7])
-def test_the_race_draws_what_the_definition_draws(filters: dict[str, float], temperature: float) -> None:
-    """With kernels and without: the same token at every position."""
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_p": 0.9},
+        {"top_p": 1e-6},
+        {"min_p": 0.05},
+        {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
+        {"repetition_penalty": 1.3, "top_p": 0.7},
+        {"logit_bias": {5: 4.0}, "top_k": 600},
+    ],
+)
+@pytest.mark.parametrize("temperature", [1e-6, 0.4, 1.0, 1.7, 1e6])
+def test_the_race_draws_what_the_definition_draws(filters: dict[str, Any], temperature: float) -> None:
+    """With kernels and without: the same token at every position, also where logits are tied or ruled out."""
     params = SamplingParams(temperature=temperature, **filters)
-    logits, history = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 3, History([3, 5])
-    native = select(torch.device("cpu"))
-    for seed in range(60):
-        assert choose(logits, params, history, (), seed, kernels=native) == choose(logits, params, history, (), seed)
+    history, native = History([3, 5]), select(torch.device("cpu"))
+    smooth = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 3
+    for logits in (smooth, smooth.round(), torch.where(smooth > 5, smooth, -torch.inf)):
+        for seed in range(30):
+            assert choose(logits, params, history, (), seed, kernels=native) == choose(logits, params, history, (), seed)
+
+
+@given(
+    st.lists(st.one_of(st.integers(-40, 40).map(lambda n: n / 4), st.just(-math.inf)), min_size=1, max_size=80),
+    st.integers(0, 90),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+    st.floats(0.05, 3),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_native_race_among_survivors_is_the_definition_or_says_nothing(
+    values: list[float], top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    logits, native = torch.tensor(values), select(torch.device("cpu"))
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for z in (logits, logits.double()):
+        token = native.race_among(z, 7, 3, temperature, top_k, top_p, min_p)
+        if token is None:
+            continue
+        if max(values) == -math.inf:
+            assert token == -1
+        else:
+            assert token == choose(logits, params, History([1, 2, 3]), (), 7)
+
+
+def test_a_native_race_among_survivors_nearly_always_says_who_won() -> None:
+    """A fall back to the definition costs a millisecond: rows like a model's must not need it."""
+    native, dice = select(torch.device("cpu")), torch.Generator().manual_seed(0)
+    silent = 0
+    for i in range(200):
+        row = torch.randn(49152, generator=dice) * 2 + 12 * torch.rand(49152, generator=dice) ** 60
+        for top_k, top_p, min_p in ((0, 0.9, 0.0), (50, 0.95, 0.0), (0, 1.0, 0.1)):
+            silent += native.race_among(row, i, 3, 0.8, top_k, top_p, min_p) is None
+    assert silent <= 12
 
 
 def test_derived_seeds_are_distinct_and_the_first_is_the_seed_itself() -> None:

@@ -200,10 +200,14 @@ def choose(
         return greedy(logits, params, history, path, end_tokens, mask)
     position = len(history) + len(path)
     z = _processed(logits, params, history, path, end_tokens, mask)
-    if kernels is not None and params.top_k <= 0 and params.top_p == 1 and params.min_p == 0:
-        # Every token stays in the race, and the argmax needs no normalising.
-        token = kernels.race(torch.from_numpy(z), seed, position, params.temperature)
-        return token if token >= 0 else _first(z, history, path)  # which says what is wrong
+    if kernels is not None:  # the argmax needs no normalising
+        row, temperature, top_k = torch.from_numpy(z), params.temperature, max(0, params.top_k)
+        if top_k == 0 and params.top_p == 1 and params.min_p == 0:
+            token: int | None = kernels.race(row, seed, position, temperature)
+        else:
+            token = kernels.race_among(row, seed, position, temperature, top_k, params.top_p, params.min_p)
+        if token is not None:
+            return token if token >= 0 else _first(z, history, path)  # which says what is wrong
     return draw(_law(z, params, history, path), seed, position, kernels)
 
 

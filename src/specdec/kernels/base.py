@@ -163,6 +163,15 @@ class Kernels(ABC):
             tokens [n, k] int64 and chances [n, k] f64; where a row holds a NaN, its chances are NaN.
         """
 
+    def race_among(
+        self, z: Tensor, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> int | None:
+        """``race`` among the tokens that top-k (0 for all), then top-p, then min-p leave (``sampling.warp`` defines them).
+
+        None where this does not say: rounding could decide who is left, or an implementation has no such race.
+        """
+        return None
+
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
         """All operations of a pass over these weights as one call with the same bits; None where they run one by one."""
         return None

@@ -15,6 +15,9 @@ from specdec.kernels.library import DOUBLE, FLOAT, INT, LONG, POINTER, Library
 MOST_TOP = 32
 """The longest list that ``top`` keeps."""
 
+UNSURE = -2
+"""What the native ``race_among`` returns where it does not say."""
+
 BAD_ROW, BAD_BLOCK, NO_MEMORY = 1, 2, 3
 ERRORS = {
     BAD_ROW: "a row names a table, a slot or a path outside the tables: check sequence, slot, prefix, path and n_path",
@@ -87,6 +90,10 @@ class RowOps(Kernels):
         self._race = {
             dtype: library.function(name, p, n, DOUBLE, n, n, returns=LONG)
             for dtype, name in ((torch.float32, "race_f32"), (torch.float64, "race_f64"))
+        }
+        self._race_among = {
+            dtype: library.function(name, p, n, DOUBLE, n, n, n, DOUBLE, DOUBLE, returns=LONG)
+            for dtype, name in ((torch.float32, "race_among_f32"), (torch.float64, "race_among_f64"))
         }
         self._candidates = library.function("candidates", p, n, n, n, n, p, p, p, p, p, p)
         self._rows: tuple[Rows | None, tuple[int, ...], tuple[int, ...]] = None, (), ()
@@ -168,6 +175,14 @@ class RowOps(Kernels):
     def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
         dtype = torch.float64 if z.dtype is torch.float64 else torch.float32
         return self._race[dtype](_check("z", z, dtype).data_ptr(), z.numel(), temperature, seed, position)
+
+    def race_among(
+        self, z: Tensor, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> int | None:
+        dtype = torch.float64 if z.dtype is torch.float64 else torch.float32
+        pointer = _check("z", z, dtype).data_ptr()
+        token = self._race_among[dtype](pointer, z.numel(), temperature, seed, position, top_k, top_p, min_p)
+        return None if token == UNSURE else token
 
     def candidates(
         self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None

@@ -151,6 +151,11 @@ class TritonKernels(Kernels):
     def race(self, z: Tensor, seed: int, position: int, temperature: float = 1.0) -> int:
         return self._host.race(z.cpu(), seed, position, temperature)
 
+    def race_among(
+        self, z: Tensor, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float
+    ) -> int | None:
+        return self._host.race_among(z.cpu(), seed, position, temperature, top_k, top_p, min_p)
+
     def candidates(
         self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None
     ) -> tuple[Tensor, Tensor]:

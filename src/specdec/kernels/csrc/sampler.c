@@ -3,6 +3,8 @@
 #include "simd.h"
 #include "threads.h"
 
+#include <stdlib.h>
+
 #define GRAIN 150000  // logits worth a thread
 #define CHUNK 128     // logits whose maximum is compared with the smallest value kept so far
 
@@ -242,3 +244,129 @@ KERNEL(void, candidates)(const float *x, int64_t rows, int64_t n, int64_t width,
   Candidates c = {x, n, width, k, heat, seeds, positions, names, tokens, chances};
   specdec_parallel(threads_for(rows * n, GRAIN / 8), rows, candidates_row, &c);
 }
+
+#define UNSURE -2       // the cut lies too near to a token to be told apart here
+#define NARROW 1e-5     // of the mass: more than a sum of f_exp is wrong by
+#define FIRST_NATS 2.0  // below the largest: how deep survivors are looked for at first
+
+typedef struct {
+  double z;
+  int64_t id;
+} Survivor;
+
+static int before(const void *a, const void *b) {
+  const Survivor *x = a, *y = b;
+  if (x->z != y->z) return x->z > y->z ? -1 : 1;
+  return x->id < y->id ? -1 : x->id > y->id;
+}
+
+// How many of n sorted survivors top-k, top-p and min-p leave, in this order; `outside` is the mass of all that are not among
+// them, e^(z - most) / temperature each. UNSURE where rounding could decide.
+static int64_t cut(const Survivor *s, int64_t n, double most, double temperature, int64_t top_k, double top_p, double min_p,
+                   double outside) {
+  if (top_k > 0 && top_k < n) {
+    n = top_k;
+    outside = 0;
+  }
+  if (top_p < 1) {
+    double total = outside, mass = 0;
+    for (int64_t i = 0; i < n; i++) total += exp((s[i].z - most) / temperature);
+    for (int64_t i = 0; i < n; i++) {
+      mass += exp((s[i].z - most) / temperature);
+      double over = mass - top_p * total;
+      if (over < NARROW * total && over > -NARROW * total) return UNSURE;
+      if (over > 0) n = i + 1;
+    }
+  }
+  if (min_p > 0)
+    for (int64_t i = 0; i < n; i++) {
+      double p = exp((s[i].z - most) / temperature);
+      if (p < min_p * (1 + 1e-9) && p > min_p * (1 - 1e-9)) return UNSURE;
+      if (p < min_p) n = i;
+    }
+  return n;
+}
+
+// race_among_f32 and _f64: race_f32 and race_f64 among the tokens that top-k (0 for all), top-p and min-p leave. -1 as there;
+// UNSURE where rounding could decide who is left, or too many are to be sorted here.
+#define DEFINE_RACE_AMONG(name, real, race)                                                                              \
+  KERNEL(int64_t, name)(const real *z, int64_t n, double temperature, int64_t seed, int64_t position, int64_t top_k,     \
+                        double top_p, double min_p) {                                                                    \
+    enum { MOST = 4096 };                                                                                                \
+    int64_t nan = 0, count = 0;                                                                                          \
+    real most = -INFINITY, maxima[BLOCKS];                                                                               \
+    const int64_t size = RACE * ((n + RACE * BLOCKS - 1) / (RACE * BLOCKS));                                             \
+    for (int64_t b = 0; b * size < n; b++) {                                                                             \
+      maxima[b] = race##_max(z + b * size, n - b * size < size ? n - b * size : size, &nan);                             \
+      most = maxima[b] > most ? maxima[b] : most;                                                                        \
+    }                                                                                                                    \
+    if (nan || most == -INFINITY || most == INFINITY) return -1;                                                         \
+    Survivor found[MOST];                                                                                                \
+    double whole = -1, inside = 0, nats = FIRST_NATS;                                                                    \
+    for (;; nats *= 2) {                                                                                                 \
+      real least = (real)((double)most - nats * temperature);                                                            \
+      count = 0;                                                                                                         \
+      for (int64_t b = 0; b * size < n; b++) {                                                                           \
+        int64_t end = (b + 1) * size < n ? (b + 1) * size : n;                                                           \
+        if (maxima[b] < least || maxima[b] == -INFINITY) continue;                                                       \
+        for (int64_t i = b * size; i < end; i++)                                                                         \
+          if (z[i] >= least && z[i] > -INFINITY) {                                                                       \
+            if (count == MOST) return UNSURE;                                                                            \
+            found[count++] = (Survivor){z[i], i};                                                                        \
+          }                                                                                                              \
+      }                                                                                                                  \
+      if (nats > 1e4) break; /* all that have any mass are there */                                                      \
+      if (top_k > 0) {                                                                                                   \
+        if (count >= top_k) break;                                                                                       \
+        continue;                                                                                                        \
+      }                                                                                                                  \
+      if (top_p < 1) {                                                                                                   \
+        if (whole < 0) whole = race##_mass(z, n, most, temperature);                                                     \
+        inside = 0;                                                                                                      \
+        for (int64_t i = 0; i < count; i++) inside += exp((found[i].z - (double)most) / temperature);                    \
+        if (inside > (top_p + NARROW) * whole) break;                                                                    \
+        if (whole - inside < NARROW * whole) return UNSURE; /* the cut lies among tokens of hardly any mass */           \
+        continue;                                                                                                        \
+      }                                                                                                                  \
+      if (exp(-nats) < min_p * 0.5) break;                                                                               \
+    }                                                                                                                    \
+    qsort(found, (size_t)count, sizeof(Survivor), before);                                                               \
+    count = cut(found, count, (double)most, temperature, top_k, top_p, min_p, whole > inside ? whole - inside : 0);      \
+    if (count < 0) return UNSURE;                                                                                        \
+    uint64_t key = mix((uint64_t)seed + GOLDEN * (uint64_t)(position + 1));                                              \
+    int64_t winner = -1;                                                                                                 \
+    double best = -INFINITY;                                                                                             \
+    for (int64_t i = 0; i < count; i++) {                                                                                \
+      double score = (found[i].z - (double)most) / temperature + noise(mix(key + GOLDEN * (uint64_t)(found[i].id + 1))); \
+      if (score > best || (score == best && found[i].id < winner)) {                                                     \
+        best = score;                                                                                                    \
+        winner = found[i].id;                                                                                            \
+      }                                                                                                                  \
+    }                                                                                                                    \
+    return winner;                                                                                                       \
+  }
+
+// The sum of e^((z - most) / temperature), to about a millionth.
+static double race_f32_mass(const float *z, int64_t n, float most, double temperature) {
+  f32x16 m = f_set1(most), scale = f_set1((float)(1 / temperature));
+  double total = 0;
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES) {
+    f32x16 sum = f_zero();
+    for (int k = 0; k < 4; k++) sum = f_add(sum, f_exp(f_mul(f_sub(f_load(z + i + k * LANES), m), scale)));
+    total += f_sum(sum);
+  }
+  for (; i < n; i++) total += exp(((double)z[i] - most) / temperature);
+  return total;
+}
+static double race_f64_mass(const double *z, int64_t n, double most, double temperature) {
+  double total = 0;
+  float x[LANES];
+  for (int64_t i = 0; i < n; i += LANES) {
+    for (int64_t l = 0; l < LANES; l++) x[l] = i + l < n ? (float)((z[i + l] - most) / temperature) : -INFINITY;
+    total += f_sum(f_exp(f_load(x)));
+  }
+  return total;
+}
+DEFINE_RACE_AMONG(race_among_f32, float, race_f32)
+DEFINE_RACE_AMONG(race_among_f64, double, race_f64)
