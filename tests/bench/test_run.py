@@ -72,6 +72,17 @@ def test_drafters_forget_before_every_turn(llm: LLM, monkeypatch: pytest.MonkeyP
     assert events == ["clear", "a", "a"] * 4
 
 
+def test_neither_side_finds_a_prompt_in_its_prefix_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculation off and on read each prompt anew in every turn, else one of them would answer a prompt it has half read."""
+    plain = llm.without_speculation()
+    monkeypatch.setattr(llm, "without_speculation", lambda: plain)
+    for side in (llm, plain):
+        side.engine.stats.cached_tokens = 0
+    long = [Prompt("long", PROMPTS[0].task, ({"role": "user", "content": "word " * 30},))]
+    measure(llm, long, Plan((0.0, 0.8), PARAMS, concurrency=1, repeats=2), lambda _: None)
+    assert llm.engine.stats.cached_tokens == plain.engine.stats.cached_tokens == 0
+
+
 def test_so_many_requests_are_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """With concurrency 2 there are two at once, and never three; each request still gives its own tokens and times."""
     alone = measure(llm, PROMPTS, Plan((0.0,), PARAMS, concurrency=1, repeats=1))

@@ -109,7 +109,8 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
     for temperature in plan.temperatures:
         params = plan.params.replace(temperature=temperature)
         for turn in range(plan.repeats):
-            llm.engine.forget()
+            for side in sides.values():  # nor may either find the prompts of the turn before in its prefix cache
+                side.engine.forget()
             walls = dict.fromkeys(MODES, 0.0)
             for group in groups:
                 for mode in MODES if turn % 2 == 0 else MODES[::-1]:
