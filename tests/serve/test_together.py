@@ -274,6 +274,19 @@ def test_speculation_can_be_chosen(counting: Running) -> None:
         assert "ngram" in answer["token_sources"]
 
 
+def test_a_request_names_the_drafters_that_really_run(tiny_folder: Path) -> None:
+    """Not what the configuration calls them: a trained drafter goes by its kind, in what is listed, asked for and reported."""
+    llm = LLM(str(tiny_folder), precision="fp32", self_test=False, speculation="trained,suffix", drafter=str(tiny_folder))
+    names = [drafter.name for drafter in llm.engine.drafters]
+    with serving(llm) as server:
+        assert server.http.get("/v1/models").json()["data"][0]["drafters"] == names
+        for name in names:
+            body = {"prompt": "tick tock tick tock", "max_tokens": 24, "temperature": 0, "stats": True}
+            stats = server.ask(**body, speculation={"drafter": name})["choices"][0]["stats"]
+            assert set(stats["asked_by_drafter"]) == {name}
+        assert "there are: " + ", ".join(names) in server.refused(**body, speculation={"drafter": "trained"})["message"]
+
+
 def test_predicted_outputs(tiny_folder: Path) -> None:
     """A prediction changes no token; usage tells how much of it came true and how much was refused."""
     with serving(load(tiny_folder)) as server:

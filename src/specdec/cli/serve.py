@@ -70,7 +70,7 @@ def serve(
 
 
 def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
-    engine, drafters = llm.engine, llm.config.speculation.drafters
+    engine, drafters = llm.engine, [drafter.name for drafter in llm.engine.drafters]
     typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
     typer.echo(f"  speculation: {', '.join(drafters) or 'off'}; API keys: {len(config.api_keys) or 'none, open to all'}")

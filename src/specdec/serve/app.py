@@ -161,7 +161,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "specdec",
         "max_model_len": service.llm.engine.max_len,
         "precision": service.llm.precision,
-        "drafters": list(service.llm.config.speculation.drafters),
+        "drafters": [drafter.name for drafter in service.llm.engine.drafters],
     }
 
 

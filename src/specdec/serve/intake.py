@@ -98,7 +98,7 @@ class Intake:
         return self._llm.lay_out(messages, variables)
 
     def _speculation(self, body: Body) -> Speculation:
-        wanted, known = body.speculation, self._llm.config.speculation.drafters
+        wanted, known = body.speculation, [drafter.name for drafter in self._llm.engine.drafters]
         if wanted == "off":
             if body.prediction is not None:
                 raise ApiError(400, "a prediction is of no use with speculation off", param="prediction")
