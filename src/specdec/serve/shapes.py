@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ class Vocabulary(Decoder, Protocol):
     def decode(self, ids: Many[int], *, skip_special: bool) -> str: ...
 
 
-class Shape:
+class Shape(ABC):
     """Names, usage and extras, which routes have in common.
 
     Args:
@@ -73,11 +74,13 @@ class Shape:
             return []
         return [{"object": self.chunk_kind, **self._head, "choices": [], "usage": usage(generation.choices)}]
 
+    @abstractmethod
     def _finished(self, piece: Piece) -> Json:
-        raise NotImplementedError
+        """A choice of an answer that is not streamed."""
 
+    @abstractmethod
     def _news(self, piece: Piece, opening: bool) -> list[Json]:
-        raise NotImplementedError
+        """A choice of each frame for what is new; ``opening`` with the first frame of the choice."""
 
     def _prompt_ids(self, choice: Choice) -> Json:
         return {"prompt_token_ids": choice.prompt} if self._body.return_token_ids else {}
