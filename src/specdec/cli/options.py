@@ -25,7 +25,8 @@ INTERRUPTED = 130
 _MODEL, _SAMPLING = "Model", "Sampling"
 
 
-def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+def option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+    """An option, under the panel of the help page that it belongs to."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
@@ -33,22 +34,22 @@ def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
 class ModelOptions:
     """Which model, and how it runs."""
 
-    model: Annotated[str, _option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
+    model: Annotated[str, option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
         DEFAULT_MODEL
     )
-    revision: Annotated[str | None, _option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
-    precision: Annotated[str, _option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
+    revision: Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
+    precision: Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
     speculation: Annotated[
-        str, _option(_MODEL, help=f"off, auto, or drafters joined by commas: {', '.join(DRAFTERS)}. Changes the speed only.")
+        str, option(_MODEL, help=f"off, auto, or drafters joined by commas: {', '.join(DRAFTERS)}. Changes the speed only.")
     ] = "auto"
     drafter: Annotated[
         str | None,
-        _option(_MODEL, help="The trained drafter: folder, hub id or alias of a head, or a model to draft with."),
+        option(_MODEL, help="The trained drafter: folder, hub id or alias of a head, or a model to draft with."),
     ] = None
-    max_nodes: Annotated[int | None, _option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
-    threads: Annotated[int | None, _option(_MODEL, help="Threads of the arithmetic.")] = None
-    max_len: Annotated[int | None, _option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
-    device: Annotated[str, _option(_MODEL, help="Where the model runs.")] = "cpu"
+    max_nodes: Annotated[int | None, option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
+    threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
+    max_len: Annotated[int | None, option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
+    device: Annotated[str, option(_MODEL, help="Where the model runs.")] = "cpu"
 
     def load(self, *, progress: bool, **settings: Any) -> LLM:
         from specdec.llm import LLM
@@ -72,23 +73,21 @@ class ModelOptions:
 class SamplingOptions:
     """How tokens are chosen; what is not given stays as the library has it, except that the command line is greedy."""
 
-    temperature: Annotated[float, _option(_SAMPLING, "--temperature", "-t", help="0 takes the most likely token.")] = 0.0
-    top_k: Annotated[int | None, _option(_SAMPLING, help="Keep the k most likely tokens.")] = None
-    top_p: Annotated[float | None, _option(_SAMPLING, help="Keep the most likely tokens of this total probability.")] = None
-    min_p: Annotated[float | None, _option(_SAMPLING, help="Keep tokens this likely relative to the most likely one.")] = None
-    repetition_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of prompt and output; 1 is off.")] = (
-        None
-    )
-    frequency_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of the output, per occurrence.")] = None
-    presence_penalty: Annotated[float | None, _option(_SAMPLING, help="Against tokens of the output, once.")] = None
-    logit_bias: Annotated[list[str] | None, _option(_SAMPLING, metavar="ID=VALUE", help="Add to a logit; repeatable.")] = None
-    bad_word: Annotated[list[str] | None, _option(_SAMPLING, help="Text never to emit; repeatable.")] = None
-    min_tokens: Annotated[int | None, _option(_SAMPLING, help="No end before this many tokens.")] = None
-    max_tokens: Annotated[int | None, _option(_SAMPLING, help="Most tokens to emit.")] = None
-    stop: Annotated[list[str] | None, _option(_SAMPLING, help="End before this text; repeatable.")] = None
-    stop_token_id: Annotated[list[int] | None, _option(_SAMPLING, help="End at this token; repeatable.")] = None
-    ignore_eos: Annotated[bool, _option(_SAMPLING, "--ignore-eos", help="Go on past the model's end token.")] = False
-    seed: Annotated[int | None, _option(_SAMPLING, help="Same seed, same tokens; drawn afresh if not given.")] = None
+    temperature: Annotated[float, option(_SAMPLING, "--temperature", "-t", help="0 takes the most likely token.")] = 0.0
+    top_k: Annotated[int | None, option(_SAMPLING, help="Keep the k most likely tokens.")] = None
+    top_p: Annotated[float | None, option(_SAMPLING, help="Keep the most likely tokens of this total probability.")] = None
+    min_p: Annotated[float | None, option(_SAMPLING, help="Keep tokens this likely relative to the most likely one.")] = None
+    repetition_penalty: Annotated[float | None, option(_SAMPLING, help="Against tokens of prompt and output; 1 is off.")] = None
+    frequency_penalty: Annotated[float | None, option(_SAMPLING, help="Against tokens of the output, per occurrence.")] = None
+    presence_penalty: Annotated[float | None, option(_SAMPLING, help="Against tokens of the output, once.")] = None
+    logit_bias: Annotated[list[str] | None, option(_SAMPLING, metavar="ID=VALUE", help="Add to a logit; repeatable.")] = None
+    bad_word: Annotated[list[str] | None, option(_SAMPLING, help="Text never to emit; repeatable.")] = None
+    min_tokens: Annotated[int | None, option(_SAMPLING, help="No end before this many tokens.")] = None
+    max_tokens: Annotated[int | None, option(_SAMPLING, help="Most tokens to emit.")] = None
+    stop: Annotated[list[str] | None, option(_SAMPLING, help="End before this text; repeatable.")] = None
+    stop_token_id: Annotated[list[int] | None, option(_SAMPLING, help="End at this token; repeatable.")] = None
+    ignore_eos: Annotated[bool, option(_SAMPLING, "--ignore-eos", help="Go on past the model's end token.")] = False
+    seed: Annotated[int | None, option(_SAMPLING, help="Same seed, same tokens; drawn afresh if not given.")] = None
 
     def params(self, **more: Any) -> SamplingParams:
         """Sampling parameters, with ``more`` where it is not None.

@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.cli import render
-from specdec.cli.options import command
+from specdec.cli.options import command, option
 from specdec.config import DEFAULT_MODEL, PRECISIONS, ConfigError, Precision
 
 if TYPE_CHECKING:
@@ -29,21 +29,17 @@ _LINE_SECONDS = 30.0
 """Where no bar can be drawn, a line is printed this often."""
 
 
-def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
-
-
 @dataclass(frozen=True)
 class TargetOptions:
     """The model that the drafter is for, and how it runs: the drafter learns it in this precision."""
 
-    model: Annotated[str, _option(_TARGET, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
+    model: Annotated[str, option(_TARGET, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
         DEFAULT_MODEL
     )
-    revision: Annotated[str | None, _option(_TARGET, help="Branch, tag or commit of a hub id.")] = None
-    precision: Annotated[str, _option(_TARGET, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
-    threads: Annotated[int | None, _option(_TARGET, help="Threads of the arithmetic.")] = None
-    device: Annotated[str, _option(_TARGET, help="Where the model runs and the drafter is trained.")] = "cpu"
+    revision: Annotated[str | None, option(_TARGET, help="Branch, tag or commit of a hub id.")] = None
+    precision: Annotated[str, option(_TARGET, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
+    threads: Annotated[int | None, option(_TARGET, help="Threads of the arithmetic.")] = None
+    device: Annotated[str, option(_TARGET, help="Where the model runs and the drafter is trained.")] = "cpu"
 
     def load(self) -> LLM:
         from specdec.llm import LLM
@@ -65,35 +61,35 @@ class DataOptions:
     """What is learned from."""
 
     prompts: Annotated[
-        Path | None, _option(_DATA, help="JSON lines with prompt, messages, turns or text, and perhaps task.")
+        Path | None, option(_DATA, help="JSON lines with prompt, messages, turns or text, and perhaps task.")
     ] = None
     answers: Annotated[
         Path | None,
-        _option(_DATA, help="Answers that exist already (answers.jsonl of another run); no prompts are needed then."),
+        option(_DATA, help="Answers that exist already (answers.jsonl of another run); no prompts are needed then."),
     ] = None
-    max_tokens: Annotated[int, _option(_DATA, help="Most tokens of an answer.")] = 224
-    held_out: Annotated[float | None, _option(_DATA, help="Share of the prompts that is kept to measure on.")] = None
+    max_tokens: Annotated[int, option(_DATA, help="Most tokens of an answer.")] = 224
+    held_out: Annotated[float | None, option(_DATA, help="Share of the prompts that is kept to measure on.")] = None
     cache: Annotated[
-        Path | None, _option(_DATA, help="Folder of the target's hidden states, which runs may share; inside --out by default.")
+        Path | None, option(_DATA, help="Folder of the target's hidden states, which runs may share; inside --out by default.")
     ] = None
-    cache_gb: Annotated[float | None, _option(_DATA, help="Most disk for hidden states, at most 10.")] = None
+    cache_gb: Annotated[float | None, option(_DATA, help="Most disk for hidden states, at most 10.")] = None
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """How it learns."""
 
-    steps: Annotated[int | None, _option(_TRAINING, help="Tokens ahead that it learns to look.")] = None
-    vocabulary: Annotated[int | None, _option(_TRAINING, help="Tokens it can draft, the most frequent ones; 0 for all.")] = None
-    taps: Annotated[str | None, _option(_TRAINING, help="Layers whose outputs it sees, joined by commas.")] = None
-    epochs: Annotated[float | None, _option(_TRAINING, help="Passes over the answers, at most.")] = None
-    minutes: Annotated[float | None, _option(_TRAINING, help="Minutes of training, at most.")] = None
-    batch: Annotated[int | None, _option(_TRAINING, help="Positions in a step of the optimiser.")] = None
-    rate: Annotated[float | None, _option(_TRAINING, help="Highest learning rate.")] = None
-    hard: Annotated[float | None, _option(_TRAINING, help="Share of the likeliest token, against the law, in the loss.")] = None
-    evaluations: Annotated[int | None, _option(_TRAINING, help="Measurements in the course of a run.")] = None
-    patience: Annotated[int | None, _option(_TRAINING, help="Stop after this many without improvement; 0: never.")] = None
-    seed: Annotated[int | None, _option(_TRAINING, help="Same seed, same drafter.")] = None
+    steps: Annotated[int | None, option(_TRAINING, help="Tokens ahead that it learns to look.")] = None
+    vocabulary: Annotated[int | None, option(_TRAINING, help="Tokens it can draft, the most frequent ones; 0 for all.")] = None
+    taps: Annotated[str | None, option(_TRAINING, help="Layers whose outputs it sees, joined by commas.")] = None
+    epochs: Annotated[float | None, option(_TRAINING, help="Passes over the answers, at most.")] = None
+    minutes: Annotated[float | None, option(_TRAINING, help="Minutes of training, at most.")] = None
+    batch: Annotated[int | None, option(_TRAINING, help="Positions in a step of the optimiser.")] = None
+    rate: Annotated[float | None, option(_TRAINING, help="Highest learning rate.")] = None
+    hard: Annotated[float | None, option(_TRAINING, help="Share of the likeliest token, against the law, in the loss.")] = None
+    evaluations: Annotated[int | None, option(_TRAINING, help="Measurements in the course of a run.")] = None
+    patience: Annotated[int | None, option(_TRAINING, help="Stop after this many without improvement; 0: never.")] = None
+    seed: Annotated[int | None, option(_TRAINING, help="Same seed, same drafter.")] = None
 
     def given(self) -> dict[str, Any]:
         values = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
@@ -117,9 +113,9 @@ _NO_TARGET, _NO_DATA, _NO_TRAINING = TargetOptions(), DataOptions(), TrainingOpt
 def medusa(
     out: Out,
     correction: Annotated[
-        str, _option(_TRAINING, help="What a head sees of the tokens between: none, markov, hydra.")
+        str, option(_TRAINING, help="What a head sees of the tokens between: none, markov, hydra.")
     ] = "hydra",
-    blocks: Annotated[int, _option(_TRAINING, help="Residual blocks in each head.")] = 1,
+    blocks: Annotated[int, option(_TRAINING, help="Residual blocks in each head.")] = 1,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
@@ -133,7 +129,7 @@ def medusa(
 @command
 def eagle(
     out: Out,
-    style: Annotated[str, _option(_TRAINING, help="eagle3, or eagle for versions 1 and 2.")] = "eagle3",
+    style: Annotated[str, option(_TRAINING, help="eagle3, or eagle for versions 1 and 2.")] = "eagle3",
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
@@ -145,7 +141,7 @@ def eagle(
 @command
 def mtp(
     out: Out,
-    modules: Annotated[int, _option(_TRAINING, help="Modules of their own; the last is applied again after that.")] = 1,
+    modules: Annotated[int, option(_TRAINING, help="Modules of their own; the last is applied again after that.")] = 1,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
@@ -158,7 +154,7 @@ def mtp(
 def draft(
     out: Out,
     layers: Annotated[
-        str | None, _option(_TRAINING, help="Layers of the model that it starts as; by default the first three.")
+        str | None, option(_TRAINING, help="Layers of the model that it starts as; by default the first three.")
     ] = None,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
