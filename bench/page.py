@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from servers import servers_part
 
 from specdec.bench.compare import differences
 from specdec.bench.result import ALL, MODES, Report, Summary, load
@@ -62,8 +65,8 @@ def read(folder: Path) -> dict[str, Report]:
     return found
 
 
-def document(results: Mapping[str, Report]) -> str:
-    """The whole page."""
+def document(results: Mapping[str, Report], servers: dict[str, Any] | None = None) -> str:
+    """The whole page; ``servers``: what they reached under load."""
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:
@@ -74,6 +77,8 @@ def document(results: Mapping[str, Report]) -> str:
         parts.append(_costs(name, report))
     if PEERS in results:
         parts.append(_peers(results[PEERS], alike(results[PEERS], own)))
+    if servers:
+        parts.append(servers_part(servers))
     return "".join(parts)
 
 

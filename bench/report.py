@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from page import document, read
+from servers import read_servers
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +27,7 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
-    (arguments.docs / "benchmarks.md").write_text(document(results), encoding="utf-8")
+    (arguments.docs / "benchmarks.md").write_text(document(results, read_servers(arguments.results)), encoding="utf-8")
 
 
 if __name__ == "__main__":
