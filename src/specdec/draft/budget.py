@@ -175,6 +175,7 @@ class Budget:
         """
         self._asked = {sequence.id: {} for sequence in sequences}
         started = self._clock()
+        self._weigh(len(sequences), rows)
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
@@ -192,6 +193,13 @@ class Budget:
             plan.proposed if len(nodes) == len(plan.proposed) else prune(plan.proposed, nodes)
             for plan, nodes in zip(plans, kept, strict=True)
         ]
+
+    def _weigh(self, n: int, rows: int) -> None:
+        """Tell drafters what a token and a row of a pass for n sequences are worth."""
+        plain = self.costs.seconds(rows)
+        row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
+        for drafter in self._drafters:
+            drafter.weigh((self._host + plain) / max(1, n), row)
 
     def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
