@@ -74,4 +74,5 @@ def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
     typer.echo(f"  speculation: {', '.join(drafters) or 'off'}; API keys: {len(config.api_keys) or 'none, open to all'}")
+    typer.echo(f"  playground {address}/")
     typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")

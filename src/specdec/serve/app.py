@@ -19,6 +19,7 @@ from specdec.config import ServeConfig
 from specdec.llm import LLM
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
+from specdec.serve.page import add_page
 from specdec.serve.schema import Body, ChatBody, CompletionBody, DetokenizeBody, Strict, TokenizeBody, parse
 from specdec.serve.service import Service
 from specdec.serve.shapes import token_text
@@ -48,6 +49,7 @@ def create_app(llm: LLM, config: ServeConfig) -> FastAPI:
     app.include_router(public)
     app.include_router(guarded)
     app.include_router(sockets)
+    add_page(app)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
