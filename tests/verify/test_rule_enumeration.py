@@ -7,10 +7,13 @@ import torch
 
 from specdec.config import SamplingParams
 from specdec.sampling import History, warp
-from specdec.verify import RULES, Chance
+from specdec.types import ROOT, Draft, Siblings, Tree
+from specdec.verify import RULES, Chance, Rule
+from specdec.verify.broken import BROKEN, CAUGHT, Broken, Down, Up
 from specdec.verify.enumeration import (
     Child,
     Context,
+    Replay,
     Sprout,
     bursts,
     context_free,
@@ -208,3 +211,30 @@ def test_pruning_must_not_look_at_the_token_itself() -> None:
 
     for name in ("rejection", "block", "traversal"):
         assert distance(RULES[name].judge, *WORLDS["random"], drop, 2) > 0.01
+
+
+# Faults of a rule.
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_broken_rules_are_caught(broken: Broken) -> None:
+    least = CAUGHT if broken.rule.name == "at-most" else 1e-3  # a uniform of exactly 0 comes once in 2^24 times
+    assert broken.distance() > least
+    assert broken.mimics in RULES
+
+
+@pytest.mark.parametrize("drawn_as", ["one", "distinct", "repeated"])
+def test_broken_rules_with_nothing_broken_are_exact(drawn_as: Siblings) -> None:
+    """So what is caught is the fault, and not the way in which broken rules are written."""
+    for judge in [Down()] if drawn_as == "repeated" else [Down(), Up()]:
+        assert Broken(Rule("whole", judge, "law", drawn_as, "", ""), "").distance() < 1e-12
+
+
+def test_at_most_accepts_the_impossible() -> None:
+    """With ``<=`` a uniform of exactly 0 lets a token through that the target rules out."""
+    chance = Replay([])
+    chance.uniform = lambda: 0.0  # type: ignore[method-assign]
+    verdict = BROKEN["at-most"].rule.judge(
+        Draft(Tree((1,), (ROOT,)), ("test",)), lambda node, tokens: torch.tensor([1.0, 0.0]), chance
+    )
+    assert verdict.path == (0,)
