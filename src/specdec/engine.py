@@ -18,7 +18,7 @@ from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
-from specdec.kernels.base import Kernels
+from specdec.kernels.base import Draw, Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
@@ -29,7 +29,7 @@ from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
-from specdec.sampling import History, SamplingError, choose, logprob
+from specdec.sampling import History, SamplingError, choose, draw_of, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
 from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Speculation, Step, Stopper, TokenLogprob, Verdict
@@ -196,7 +196,8 @@ class Engine:
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        verdicts = [self._judge(span, forward, i) for i, span in enumerate(step)]
+        tokens = self._choose(step, forward)
+        verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
         judged = time.perf_counter()
         deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
         committed = time.perf_counter()
@@ -265,27 +266,54 @@ class Engine:
     def _score_prompt(span: Span, logits: Tensor) -> None:
         """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
         sequence, k = span.sequence, span.sequence.params.prompt_logprobs
-        if k is not None:
-            sequence.prompt_logprobs += [
-                logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
-            ]
+        assert k is not None
+        sequence.prompt_logprobs += [
+            logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
+        ]
 
-    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError | None:
-        """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone."""
+    def _choose(self, step: Step, forward: Forward) -> list[int]:
+        """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
+        draws: list[Draw] = []
+        for span, rows in zip(step, forward.rows, strict=True):
+            sequence = span.sequence
+            if rows.start == rows.stop:  # the prompt goes on
+                continue
+            draw = draw_of(rows.start, sequence.params, sequence.history, sequence.seed)
+            if draw is not None:
+                draws.append(draw)
+                # Noise is too dear for nodes that may be refused, but a largest entry costs less than a call of its own.
+                if sequence.params.greedy:
+                    draws += [draw._replace(row=row) for row in range(rows.start + 1, rows.stop)]
+        tokens = [-1] * len(forward.logits)
+        for draw, token in zip(draws, self._kernels.draw_rows(forward.logits, draws), strict=True):
+            tokens[draw.row] = token
+        return tokens
+
+    def _judge(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
+        """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone.
+
+        Args:
+            tokens: what was chosen of each row of logits, -1 where it was not.
+        """
         sequence = span.sequence
         params = sequence.params
-        logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
+        first: int = forward.rows[index].start  # the pending token's row; each node's follow
         logprobs: list[TokenLogprob] = []
 
         def pick(node: int, path: Many[int]) -> int:
-            row = logits[node + 1]
-            token = choose(row, params, sequence.history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
+            row = first + node + 1
+            token, logits = tokens[row], forward.logits
+            if token < 0:
+                token = choose(
+                    logits[row], params, sequence.history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels
+                )
             if params.logprobs is not None:
-                logprobs.append(logprob(row, token, params.logprobs))
+                logprobs.append(logprob(logits[row], token, params.logprobs))
             return token
 
         try:
-            self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
+            if params.prompt_logprobs is not None:
+                self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
             if not span.complete:
                 return None
             verdict = follow(span.draft.tree, pick)

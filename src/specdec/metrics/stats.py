@@ -57,7 +57,8 @@ class Stats:
         """
         self.proposed += proposed
         self.quiet_passes += not asked
-        self.asked_by_drafter.update(asked)
+        for name in asked:
+            self.asked_by_drafter[name] += 1
         self.expected += expected
 
     def record_burst(self, draft: Draft, depths: list[int], path: tuple[int, ...], emitted: int) -> None:
