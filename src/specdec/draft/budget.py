@@ -372,6 +372,8 @@ class Budget:
                     # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
                     share = ((node in right) + plan.chances[node]) / 2
                     saved[source] += share * plan.per_token - plan.per_row
+            for stats in (self._stats, sequence.stats):
+                stats.record_asks(plan.asked, hits)
             for name, seconds in saved.items():
                 price = self._cost(name)
                 door = name, plan.asked[name]
