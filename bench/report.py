@@ -8,6 +8,7 @@ Plots need matplotlib (``pip install -e '.[bench]'``; ``make benchmarks-doc`` do
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from page import document, read
@@ -27,7 +28,14 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
-    (arguments.docs / "benchmarks.md").write_text(document(results, read_servers(arguments.results)), encoding="utf-8")
+    (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
+
+
+def text(folder: Path) -> str:
+    """The page that the result files of a folder give."""
+    table = folder / "drafters.json"
+    drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
+    return document(read(folder), drafters, read_servers(folder))
 
 
 if __name__ == "__main__":

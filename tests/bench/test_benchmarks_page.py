@@ -47,11 +47,9 @@ def table(text: str, first: str) -> list[list[str]]:
 
 def test_the_committed_page_is_what_the_results_give(page) -> None:
     """Figures in the docs have a file behind them; run `make benchmarks-doc` after a change of results or of the text."""
-    from servers import read_servers
+    import report as script
 
-    results = ROOT / "bench" / "results"
-    told = page.document(page.read(results), read_servers(results))
-    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == told
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == script.text(ROOT / "bench" / "results")
 
 
 def test_tables_of_speculation(page, tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_servers_under_load(page) -> None:
         ],
         "skipped": [{"server": "three", "reason": "not installed"}],
     }  # fmt: skip
-    text = page.document({}, result)
+    text = page.document({}, servers=result)
     for line in (
         "| specdec on | 300.0 | 400.0 |",
         "| specdec on over off | 1.50 | 1.00 |",

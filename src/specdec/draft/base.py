@@ -55,6 +55,10 @@ class Drafter(ABC):
         """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with the same ones:
         what this takes is not counted as the price of asking, which would otherwise look too dear after every prompt."""
 
+    def weigh(self, token: float, row: float) -> None:  # noqa: B027
+        """Told before ``propose``: the seconds that a token saves if it is accepted, and those that a verified row costs. A
+        drafter that takes time for every further token can stop where that does not pay."""
+
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         """One draft per sequence, of at most ``budgets[i]`` nodes; an empty draft where there is nothing to say."""

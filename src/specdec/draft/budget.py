@@ -178,6 +178,7 @@ class Budget:
         """
         self._asked, self._plans = {}, {}
         started = self._clock()
+        self._weigh(len(sequences), rows)
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
@@ -196,6 +197,13 @@ class Budget:
                 proposed[i] = prune(proposed[i], nodes)
         self._chosen = (self._clock() - asked) / len(plans)
         return proposed
+
+    def _weigh(self, n: int, rows: int) -> None:
+        """Tell drafters what a token and a row of a pass for n sequences are worth."""
+        plain = self.costs.seconds(rows)
+        row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
+        for drafter in self._drafters:
+            drafter.weigh((self._host + plain) / max(1, n), row)
 
     def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
@@ -364,6 +372,8 @@ class Budget:
                     # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
                     share = ((node in right) + plan.chances[node]) / 2
                     saved[source] += share * plan.per_token - plan.per_row
+            for stats in (self._stats, sequence.stats):
+                stats.record_asks(plan.asked, hits)
             for name, seconds in saved.items():
                 price = self._cost(name)
                 door = name, plan.asked[name]
