@@ -25,6 +25,10 @@ from specdec.testing import Adversary, Oracle
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 
+PATIENCE = 20.0
+"""Seconds within which what must happen has happened, on a machine however busy; that it happened in time, where that is the
+point, is told by what came of it."""
+
 
 class Running:
     """A server that runs, and a client for it."""
@@ -33,7 +37,7 @@ class Running:
         self.server, self.url, self.llm = server, address, server.service.llm
         keys = server.service.config.api_keys
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        self.http = httpx.Client(base_url=address, timeout=20, headers=headers, verify=False)
+        self.http = httpx.Client(base_url=address, timeout=PATIENCE, headers=headers, verify=False)
 
     def openai(self) -> OpenAI:
         keys = self.server.service.config.api_keys
@@ -72,12 +76,16 @@ class Running:
             if "_bucket" not in name
         }
 
-    def settled(self, seconds: float = 2.0) -> dict[str, float]:
-        """The metrics once nothing runs any more, which must come soon."""
+    def settled(self, seconds: float = PATIENCE) -> dict[str, float]:
+        """The metrics once nothing runs any more."""
         return until(
             lambda: (now := self.metrics())["specdec:num_requests_running"] + now["specdec:num_requests_waiting"] == 0 and now,
             seconds,
         )
+
+    def busy(self, running: int) -> None:
+        """Wait until so many sequences run; they must go on long enough to be seen."""
+        until(lambda: self.metrics()["specdec:num_requests_running"] == running)
 
 
 @contextlib.contextmanager
@@ -224,8 +232,8 @@ def slowed(llm: LLM, seconds: float) -> LLM:
     return llm
 
 
-def until(ready: Callable[[], Any], seconds: float) -> Any:
-    """What ``ready`` gives once that is true, within so many seconds."""
+def until(ready: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """What ``ready`` gives once that is true."""
     end = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < end, f"not within {seconds} s"
