@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from servers import servers_part
+
 from specdec.bench.compare import differences
 from specdec.bench.result import ALL, MODES, Report, Summary, load
 
@@ -63,8 +65,10 @@ def read(folder: Path) -> dict[str, Report]:
     return found
 
 
-def document(results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None) -> str:
-    """The whole page; ``drafters`` is what bench/drafter_table.py writes."""
+def document(
+    results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None, servers: dict[str, Any] | None = None
+) -> str:
+    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/serving.py does."""
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:
@@ -77,6 +81,8 @@ def document(results: Mapping[str, Report], drafters: Mapping[str, Any] | None =
         parts.append(_drafters(drafters))
     if PEERS in results:
         parts.append(_peers(results[PEERS], alike(results[PEERS], own)))
+    if servers:
+        parts.append(servers_part(servers))
     return "".join(parts)
 
 

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from page import document, read
+from servers import read_servers
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,9 +28,14 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
-    table = arguments.results / "drafters.json"
+    (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
+
+
+def text(folder: Path) -> str:
+    """The page that the result files of a folder give."""
+    table = folder / "drafters.json"
     drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
-    (arguments.docs / "benchmarks.md").write_text(document(results, drafters), encoding="utf-8")
+    return document(read(folder), drafters, read_servers(folder))
 
 
 if __name__ == "__main__":
