@@ -47,7 +47,7 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
         finally:
             await service.stop()
 
-    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
     app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
@@ -59,6 +59,10 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
     app.add_exception_handler(Exception, _on_exception)
     describe(app)
     return app
+
+
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, of which older versions know nothing: requests are told of once, by their accounts."""
 
 
 def _service(connection: HTTPConnection) -> Service:
