@@ -111,7 +111,8 @@ async def health(service: Served) -> dict[str, str]:
 @public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Served) -> Response:
     """Counters and gauges for Prometheus."""
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await asyncio.to_thread(service.metrics.render)  # some milliseconds, in which no stream is to wait
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @guarded.get("/v1/models")
