@@ -48,7 +48,7 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
         finally:
             await service.stop()
 
-    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
     app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
@@ -61,6 +61,10 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
     app.add_exception_handler(Exception, _on_exception)
     describe(app)
     return app
+
+
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, of which older versions know nothing: requests are told of once, by their accounts."""
 
 
 def _service(connection: HTTPConnection) -> Service:
@@ -109,7 +113,8 @@ async def health(service: Served) -> dict[str, str]:
 @public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Served) -> Response:
     """Counters and gauges for Prometheus."""
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await asyncio.to_thread(service.metrics.render)  # some milliseconds, in which no stream is to wait
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @guarded.get("/v1/models")
