@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plots, from the result files in bench/results.
+"""docs/benchmarks.md, its plots, and the tables and figures of docs/guide.md, from the result files in bench/results.
 
     python bench/report.py [--results bench/results] [--docs docs] [--tables-only]
 
@@ -11,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
+import guide
 from page import document, read
 
 ROOT = Path(__file__).parent.parent
@@ -27,9 +28,12 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
+        guide.draw(arguments.results, arguments.docs / "images")
     table = arguments.results / "drafters.json"
     drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
     (arguments.docs / "benchmarks.md").write_text(document(results, drafters), encoding="utf-8")
+    page = arguments.docs / "guide.md"
+    page.write_text(guide.fill(page.read_text(encoding="utf-8"), arguments.results), encoding="utf-8")
 
 
 if __name__ == "__main__":

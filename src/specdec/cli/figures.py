@@ -100,7 +100,7 @@ def _costs(axes: Axes, result: Roofline) -> None:
     axes.plot(rows, [one.seconds / first for one in bursts], "o-", color=BLUE, label="v(M), measured")
     axes.plot(rows, [seconds / least[0] for seconds in least], "--", color=GREY, label="by the two rates alone")
     axes.plot(rows, rows, ":", color=GREY, label="M passes of one row")
-    axes.axhspan(1, NEARLY, color=GREEN, alpha=0.2, linewidth=0, label=f"nearly free: to {result.nearly_free} rows")
+    axes.axhspan(1, NEARLY, color=GREEN, alpha=0.2, linewidth=0, label=f"nearly free: to M = {result.nearly_free}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(rows, [str(m) for m in rows])
@@ -148,12 +148,14 @@ def _lengths(axes: Axes, made: Plan, costs: Costs | None) -> None:
 
 
 def _throttle(axes: Axes, made: Plan) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     batches = [row.batch for row in made.throttle]
     places = range(len(batches))
     axes.bar(places, [row.depth for row in made.throttle], color=BLUE, alpha=0.35, label="best length")
     axes.set_xticks(places, [str(batch) for batch in batches])
     axes.set_ylim(0, max(row.depth for row in made.throttle) + 1)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="sequences in a pass", ylabel="drafted tokens", title="how far drafting pays")
     right = axes.twinx()
     right.plot(places, [row.speedup for row in made.throttle], "o-", color=ORANGE, label="speed-up")
