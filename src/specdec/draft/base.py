@@ -45,7 +45,8 @@ class Drafter(ABC):
     card: Mapping[str, Any] | None = None
     """What is known of a trained drafter, for people; None for one that was not trained."""
     thrifty = False
-    """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
+    """May sequences and passes for which the drafter was not asked be left out of what it observes? It then learns from fewer
+    of them, and gets no hidden states."""
 
     prediction: str | None = None
     """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""
