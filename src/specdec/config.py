@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar, cast
 Precision = Literal["auto", "blocks", "q4", "q8", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32")
 DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling", "trained")
+ACCEPTANCES: tuple[str, ...] = ("coupled", "greedy", "rejection", "block", "recursive", "multistep", "traversal", "typical")
+"""Rules by which drafted tokens are accepted; docs/rules.md says what each keeps."""
 AUTO = "auto"
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
