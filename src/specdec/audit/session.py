@@ -14,6 +14,7 @@ from typing import Any
 
 from specdec.audit.divergence import Replay
 from specdec.audit.identity import check_cells, check_recomputed, core, grid
+from specdec.audit.law import check_broken_rules, check_laws
 from specdec.audit.quality import check_quality
 from specdec.audit.report import Check, Report
 from specdec.audit.rows import check_rows
@@ -32,7 +33,7 @@ BATCHES = (1, 3, 8)
 PREPARING = 0.12
 """Share of the time for the plain answers; the cells and the broken engines that use them take a few times as long."""
 
-UNTIL = {"rows": 0.1, "core": 0.55, "teeth": 0.8, "law": 0.9, "rest": 1.0}
+UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "rest": 1.0}
 """Where each part must have ended, as a share of the time."""
 
 QUALITY_TOKENS = 1024
@@ -109,6 +110,8 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
 
     add("identity", noted(cells[:n_core], clock.until(UNTIL["core"])))
     add("teeth", check_faults(workshop, passed, clock.until(UNTIL["teeth"]), FAULTS))
+    add("teeth", check_broken_rules(workshop, clock.until(UNTIL["teeth"])))
+    add("law", check_laws(workshop, clock.until(UNTIL["law"])))
     add("quality", [check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS)])
     add("identity", check_cells(workshop, cells[n_core:], replay, clock.until(UNTIL["rest"])))
     return report

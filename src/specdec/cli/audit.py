@@ -1,4 +1,4 @@
-"""``specdec audit``: does speculation change anything on this model and this machine?"""
+"""``specdec audit``: does speculation change anything, on this model and this machine, or on that server?"""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, command
+from specdec.cli.options import ModelOptions, command, option
 from specdec.config import ConfigError
 
 if TYPE_CHECKING:
     from specdec.audit.report import Check, Report
     from specdec.models.base import Model
 
+_SERVER = "Server"
+
 STYLES = {"passed": "green", "failed": "bold red", "measured": "blue", "not reached": "yellow", "left out": "dim"}
 VERDICTS = {"exact": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
+
+FOR_SERVERS = frozenset({"url", "api_key", "against", "against_key", "minutes", "json", "html", "model"})
+"""Options that an audit of a server has a use for."""
 
 
 @command
 def audit(
+    ctx: typer.Context,
     minutes: Annotated[
         float, typer.Option(help="Time that the audit may take; what it does not reach is left out by name.")
     ] = 2,
@@ -35,6 +41,12 @@ def audit(
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything that was found.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    url: Annotated[
+        str | None, option(_SERVER, help="Audit a server with OpenAI's routes, such as http://host:port/v1.")
+    ] = None,
+    api_key: Annotated[str | None, option(_SERVER, help="Its key.", envvar="SPECDEC_API_KEY")] = None,
+    against: Annotated[str | None, option(_SERVER, metavar="URL", help="Another server, which must answer alike.")] = None,
+    against_key: Annotated[str | None, option(_SERVER, help="The other server's key.")] = None,
 ) -> None:
     """Check that speculation changes no token here, and that the check would have noticed.
 
@@ -45,7 +57,12 @@ def audit(
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise ConfigError(f"{name}: {file} cannot be written: it is a folder, or its folder does not exist")
     started = time.perf_counter()
-    report = _audit_model(model, minutes, max_tokens, text)
+    if url is not None:
+        _refuse(ctx, lambda name: name not in FOR_SERVERS, "has no effect on the audit of a server (--url)")
+        report = _audit_server(ctx, url, api_key, against, against_key, model.model, minutes)
+    else:
+        _refuse(ctx, lambda name: name in ("against", "against_key"), "needs --url")
+        report = _audit_model(model, minutes, max_tokens, text)
     _show(report, time.perf_counter() - started)
     if json is not None:
         from specdec.audit.report import save
@@ -75,6 +92,20 @@ def _audit_model(options: ModelOptions, minutes: float, max_tokens: int, text: P
 
     with _progress(minutes) as told:
         return run(llm, plan, in_fp32, told)
+
+
+def _audit_server(
+    ctx: typer.Context, url: str, key: str | None, against: str | None, against_key: str | None, model: str, minutes: float
+) -> Report:
+    from specdec.audit.client import Server
+    from specdec.audit.server import audit as run
+
+    name = model if _given(ctx, "model") else None
+    with Server(url, key, name) as server, _progress(minutes) as told:
+        if against is None:
+            return run(server, None, minutes, told)
+        with Server(against, against_key, name) as other:
+            return run(server, other, minutes, told)
 
 
 @contextmanager
@@ -122,3 +153,16 @@ def _show(report: Report, seconds: float) -> None:
 
 def _words(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def _given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse(ctx: typer.Context, useless: Any, why: str) -> None:
+    """Options that would have no effect are errors."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if useless(name) and _given(ctx, name):
+            raise ConfigError(f"{parameter.opts[0]} {why}")
