@@ -60,7 +60,6 @@ def grid(workshop: Workshop, batches: Many[int]) -> list[Cell]:
     left = {
         Cell(drafter, width, batch, state): None
         for drafter, width, batch, state in itertools.product(drafters, widths, sorted(batches, reverse=True), STATES)
-        if batch > 1 or state != "preempted"  # one sequence alone keeps its blocks
     }
     order: list[Cell] = []
     met: set[Pair] = set()

@@ -82,6 +82,7 @@ def run(
     tokenizer: TextTokenizer,
     *,
     every: int = 0,
+    preempt_every: int = 0,
     abort: Collection[int] = (),
     expected: Mapping[int, Answer] | None = None,
 ) -> dict[int, Answer]:
@@ -89,6 +90,7 @@ def run(
 
     Args:
         every: add the next request after so many passes; 0 adds all at once.
+        preempt_every: preempt a sequence after so many passes; 0 never does.
         abort: seeds of requests that are given up after a few passes; they have no answer.
         expected: by seed; the run is broken off at the first difference.
 
@@ -124,6 +126,8 @@ def run(
             if request.seed in abort and len(answer.tokens) >= BEFORE_ABORT:
                 engine.abort(given)
                 del running[given]
+        if preempt_every and step % preempt_every == preempt_every - 1:
+            engine.preempt()
         if not waiting and not engine.has_work:
             engine.check()
             if engine.allocator.n_used:

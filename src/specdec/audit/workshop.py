@@ -30,7 +30,7 @@ SYNTHETIC = ("thicket", "oracle", "adversary")
 STATES: Mapping[str, str] = {
     "cold": "every prompt is read from nothing",
     "cached": "prompts begin with blocks that the prefix cache has",
-    "preempted": "the pool is so small that sequences lose their blocks and are read again",
+    "preempted": "the pool is small, and sequences lose their blocks and are read again",
     "chunked": "prompts are read a few tokens at a time",
     "staggered": "requests join while others decode",
     "aborted": "neighbours are given up in the middle",
@@ -45,6 +45,10 @@ FEWEST = 5
 
 PASSES_PER_TOKEN = 1.7
 """What preparing costs, in passes of one row for each token of an answer: scouting, the prompt, the plain answer."""
+
+
+PREEMPT = 3
+"""Passes after which a sequence loses its blocks, where they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,11 @@ class Workshop:
         abort = {victim.seed for victim in victims}
         every = 2 if cell.state in ("staggered", "aborted") else 0
         turns = 2 if cell.state == "cached" else 1
-        return [run(engine, mixed, tokenizer, every=every, abort=abort, expected=expected) for _ in range(turns)]
+        preempt = PREEMPT if cell.state == "preempted" else 0
+        return [
+            run(engine, mixed, tokenizer, every=every, preempt_every=preempt, abort=abort, expected=expected)
+            for _ in range(turns)
+        ]
 
     def _together(self, requests: Many[Request]) -> dict[int, Answer]:
         return run(self._without_speculation(requests, len(requests)), requests, self.llm.tokenizer)
