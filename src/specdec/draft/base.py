@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
-from specdec.types import Draft, Forward, Sequence, Step, Verdict
+from specdec.types import Draft, Forward, Sequence, Siblings, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,10 @@ class Drafter(ABC):
     """What is known of a trained drafter, for people; None for one that was not trained."""
     thrifty = False
     """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
+
+    draws: Siblings | None = None
+    """How it draws the children of a node at random, above temperature 0, to say from which laws (``Draft.q``); None: what it
+    drafts is a function of what it has seen."""
 
     prediction: str | None = None
     """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""

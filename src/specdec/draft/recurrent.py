@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import candidates
+from specdec.draft.drawing import Drawing, Drawings, add_children
 from specdec.draft.expand import Growth
 from specdec.draft.features import Features, Track
 from specdec.draft.layers import Layers, RowList
@@ -29,7 +29,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
 MOST_HELD = 64
 """Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
@@ -57,12 +57,13 @@ class RecurrentDrafter(Drafter):
         loaded: the head and its vocabulary.
         target: the model that it was trained for.
         config: the ``trained_`` settings.
+        draws: how siblings are drawn; None: candidates are ranked.
 
     Raises:
         ConfigError: the head does not fit the model.
     """
 
-    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig) -> None:
+    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig, draws: Siblings | None = None) -> None:
         model, head = target.model, loaded.head
         if not isinstance(head, RecurrentHead):
             raise ConfigError(f"{loaded.name} is a head of kind {loaded.config.kind}, which is not recurrent")
@@ -89,6 +90,8 @@ class RecurrentDrafter(Drafter):
         self._least = config.trained_min_probability
         self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
+        self.draws = draws
+        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -108,7 +111,8 @@ class RecurrentDrafter(Drafter):
             return drafts
         self._feed([(sequence, track) for sequence, track in known if track.n_held])
         growths = [
-            Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
+            self._drawings.start(sequence, budgets[i])
+            or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
         self._grow(known, growths)
@@ -166,7 +170,7 @@ class RecurrentDrafter(Drafter):
         for _, track in known:
             track.fed, track.held, track.n_held = track.stop, [], 0
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth]) -> None:
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing]) -> None:
         """Grow one tree per sequence, a depth at a time, all of them in the same passes."""
         tables: Tensor | None = None
         states = torch.stack([track.tips[0] for _, track in known])  # [S, d]
@@ -223,21 +227,17 @@ class RecurrentDrafter(Drafter):
         logits: Tensor,
         leaves: Many[Leaf],
         known: Many[tuple[Sequence, Track]],
-        growths: Many[Growth],
+        growths: Many[Growth | Drawing],
     ) -> None:
-        """Give every leaf its most likely children, which are of the given depth."""
-        owners = [known[leaf.owner][0] for leaf in leaves]
-        tokens, chances = candidates(
+        """Give every leaf its children, which are of the given depth."""
+        owners = [(growths[leaf.owner], leaf.node, known[leaf.owner][0]) for leaf in leaves]
+        add_children(
+            [(growth, node, sequence, len(sequence.tokens) - 1 + depth) for growth, node, sequence in owners],
             logits.cpu(),
-            [sequence.params.temperature for sequence in owners],
-            [sequence.seed for sequence in owners],
-            [len(sequence.tokens) - 1 + depth for sequence in owners],
             self._children,
             self._kernels,
             self._vocabulary,
         )
-        for leaf, ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
-            growths[leaf.owner].add(leaf.node, ids, likely)
 
 
 def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:
