@@ -190,7 +190,7 @@ class Engine:
             self._release(sequence)
 
     def preempt(self) -> None:
-        """Preempt the youngest running sequence, if there is one, as a full pool would; an audit tests so that it does no harm."""
+        """Preempt the youngest running sequence, if there is one, as a full pool would: audits see so that it does no harm."""
         if self.scheduler.running:
             self.scheduler.preempt().stats.preemptions += 1
             self.stats.preemptions += 1

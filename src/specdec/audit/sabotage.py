@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from specdec import engine as engine_module
+from specdec import acceptance
 from specdec.audit.requests import Request
 from specdec.config import BLOCK_SIZE, SamplingParams
 from specdec.engine import Engine
@@ -287,21 +287,21 @@ FAULTS: tuple[Fault, ...] = (
     Fault("neighbour's cache", "rows", "lets drafted tokens read the cache of the sequence before",
           lambda: _drafted(_reads_neighbour)),
     Fault("noise by pass", "sampler", "keys the noise by the pass and not by the position",
-          _replaced(engine_module, "choose", _noise_by_pass), shows_in=_sampled),
+          _replaced(acceptance, "choose", _noise_by_pass), shows_in=_sampled),
     Fault("penalties blind to drafts", "sampler", "does not count the drafted tokens before a node",
-          _replaced(engine_module, "choose", _blind_to_path), shows_in=_penalised),
+          _replaced(acceptance, "choose", _blind_to_path), shows_in=_penalised),
     Fault("counts not rolled back", "sampler", "goes on counting rejected tokens in the penalties",
           _counts_stay, shows_in=_penalised),
     Fault("greedy in drafts", "sampler", "takes the most likely token on drafted rows, whatever the temperature",
-          _replaced(engine_module, "choose", _greedy_in_drafts), shows_in=_sampled),
+          _replaced(acceptance, "choose", _greedy_in_drafts), shows_in=_sampled),
     Fault("ends looked for once a pass", "sampler", "misses a stop that is not the last token of its pass",
           _ends_by_pass, shows_in=_stopping),
     Fault("drafts believed", "verifier", "accepts the first drafted token unseen",
-          _replaced(engine_module, "follow", _believes)),
+          _replaced(acceptance, "follow", _believes)),
     Fault("wrong sibling followed", "verifier", "accepts a token and goes on from its sibling's rows",
-          _replaced(engine_module, "follow", _wrong_sibling)),
+          _replaced(acceptance, "follow", _wrong_sibling)),
     Fault("bonus of the row before", "verifier", "takes the token after an accepted path from the wrong row",
-          _replaced(engine_module, "follow", _bonus_of_the_row_before)),
+          _replaced(acceptance, "follow", _bonus_of_the_row_before)),
     Fault("one too many", "verifier", "accepts one token more than it verified",
-          _replaced(engine_module, "follow", _late)),
+          _replaced(acceptance, "follow", _late)),
 )  # fmt: skip

@@ -36,6 +36,11 @@ PREPARING = 0.12
 UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "rest": 1.0}
 """Where each part must have ended, as a share of the time."""
 
+BY_CHANCE = (
+    "acceptance={rule} decides by chance above temperature 0: tokens are those of plain decoding at temperature 0 alone, and "
+    "above it only their law can be tested."
+)
+
 QUALITY_TOKENS = 1024
 
 
@@ -84,8 +89,11 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
     if llm.engine.drafter is None:
         raise ConfigError("speculation is off: there is nothing to compare with plain decoding")
     clock = Clock(plan.minutes)
-    report = Report(_subject(llm), provenance(), {"minutes": plan.minutes, "max_tokens": plan.max_tokens}, REQUIRED)
     workshop = Workshop(llm, plan.max_tokens)
+    required = REQUIRED if workshop.rule.keeps == "tokens" else (*REQUIRED, "law")
+    report = Report(_subject(llm), provenance(), {"minutes": plan.minutes, "max_tokens": plan.max_tokens}, required)
+    if workshop.rule.keeps != "tokens":
+        report.notes.append(BY_CHANCE.format(rule=workshop.rule.name))
 
     def add(part: str, checks: Iterable[Check]) -> None:
         told(part, None)
@@ -127,6 +135,7 @@ def _subject(llm: LLM) -> dict[str, Any]:
         "kernels": llm.kernels.name,
         "device": str(engine.model.device),
         "drafters": [drafter.name for drafter in engine.drafters],
+        "acceptance": speculation.acceptance,
         "max_nodes": speculation.max_nodes,
         "layers": engine.model.shape.n_layers,
         "vocabulary": engine.model.shape.vocab_size,

@@ -20,6 +20,7 @@ from specdec.llm import LLM
 from specdec.runner.probe import Probe
 from specdec.testing import Adversary, Oracle, Thicket
 from specdec.types import Sequence
+from specdec.verify import RULES
 
 FLAT = {1: 1.0, 64: 1.0}
 """Costs by which every draft pays, so that what is verified does not depend on the machine."""
@@ -79,7 +80,9 @@ class Workshop:
     def __init__(self, llm: LLM, max_tokens: int) -> None:
         self.llm = llm
         self._max_tokens = max_tokens
+        self.rule = RULES[llm.config.speculation.acceptance]
         self.requests: list[Request] = []
+        """Greedy ones alone where the rule of acceptance does not promise the tokens of plain decoding above temperature 0."""
         self.plain: dict[int, Answer] = {}
         """Answers by seed, each request alone without speculation."""
         self._whole: dict[int, list[int]] = {}
@@ -105,7 +108,8 @@ class Workshop:
         scouts = [Request("scout", prompt, params, i, ends) for i, prompt in enumerate(prompts)]
         found = self._together(scouts)
         scouted = [Scouted(prompt, tuple(found[i].tokens)) for i, prompt in enumerate(prompts)]
-        self.requests = make_requests(scouted, self.llm, self._max_tokens, n)
+        made = make_requests(scouted, self.llm, self._max_tokens, n if self.rule.name == "coupled" else 2 * n)
+        self.requests = [request for request in made if self.rule.name == "coupled" or request.params.greedy]
         self._victims = [dataclasses.replace(r, label="victim", seed=r.seed + 5000) for r in self.requests[1::3]]
         self.plain = self._alone(self.requests)
         self._whole = {r.seed: [*r.prompt, *self.plain[r.seed].tokens] for r in self.requests}
