@@ -28,8 +28,6 @@ AT_ONCE = 8
 ROUNDS = 2
 """How often all questions are asked at once."""
 
-MAX_TOKENS = 48
-
 LIMITS = (
     "What this shows: a difference is real, and means that the answer depends on more than the request (on load, on the call, "
     "on speculation). No difference in {n} comparisons leaves room for rare ones: at 95 % confidence fewer than {share:.1%} "
@@ -44,19 +42,25 @@ NO_TEETH = (
 )
 
 
-def audit(server: Server, other: Server | None, minutes: float, told: Callable[[str, Check | None], None]) -> Report:
+def audit(
+    server: Server, other: Server | None, minutes: float, max_tokens: int, told: Callable[[str, Check | None], None]
+) -> Report:
     """Audit a server, or two against each other.
+
+    Args:
+        max_tokens: most tokens of an answer.
+        told: hears of every part that begins (without a check) and of every check that ends.
 
     Raises:
         ConfigError: a server does not answer, or takes none of the questions.
     """
     clock = Clock(minutes)
-    run = _Run(server, clock)
+    run = _Run(server, clock, questions(server.ours, max_tokens))
     required = ("repetition", "load", *(("speculation", "streaming") if server.ours else ()), *(("against",) if other else ()))
     subject: dict[str, Any] = {"kind": "server", "server": server.url, "model": server.model}
     subject |= {"drafters": server.drafters} if server.ours else {}
     subject |= {"against": other.url} if other else {}
-    report = Report(subject, provenance(), {"minutes": minutes, "max_tokens": MAX_TOKENS}, required)
+    report = Report(subject, provenance(), {"minutes": minutes, "max_tokens": max_tokens}, required)
 
     def add(part: str, checks: Iterator[Check]) -> None:
         told(part, None)
@@ -76,11 +80,12 @@ def audit(server: Server, other: Server | None, minutes: float, told: Callable[[
     return report
 
 
-def questions(ours: bool) -> list[Question]:
+def questions(ours: bool, max_tokens: int) -> list[Question]:
     """Greedy and seeded ones, on prompts that ship; for a specdec server on both routes, with every kind of parameter."""
     prompts = [p.request for p in texts.load(texts.DEFAULT) if isinstance(p.request, str)]
     prompts = sorted(prompts, key=len)[:6]
-    greedy, seeded = {"temperature": 0, "max_tokens": MAX_TOKENS}, {"temperature": 1, "seed": 7, "max_tokens": MAX_TOKENS}
+    greedy = {"temperature": 0, "max_tokens": max_tokens}
+    seeded = {"temperature": 1, "seed": 7, "max_tokens": max_tokens}
     made = [
         *(_chat(f"greedy {i + 1}", prompt, greedy) for i, prompt in enumerate(prompts[:4])),
         *(_chat(f"seeded {i + 1}", prompt, seeded) for i, prompt in enumerate(prompts[4:6])),
@@ -92,7 +97,7 @@ def questions(ours: bool) -> list[Question]:
         _text("greedy text", prompts[1], {**greedy, "logprobs": 2, **told}),
         _text("penalties", prompts[2], {**seeded, "frequency_penalty": 1.1, "presence_penalty": 0.4, "top_k": 40, **told}),
         _text("filters", prompts[3], {**seeded, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8, **told}),
-        _text("stop and min_tokens", prompts[0], {**greedy, "stop": [".", "\n"], "min_tokens": 12, **told}),
+        _text("stop and min_tokens", prompts[0], {**greedy, "stop": [".", "\n"], "min_tokens": max_tokens // 2, **told}),
         _text("logit bias", prompts[2], {**greedy, "logit_bias": {"13": -5.0, "28": 2.0}, "repetition_penalty": 1.2, **told}),
     ]
     return [*(question.with_fields(**told) for question in made), *more]
@@ -110,8 +115,8 @@ def _text(label: str, prompt: str, fields: dict[str, Any]) -> Question:
 class _Run:
     """The questions that a server takes, and its first answer to each, alone."""
 
-    def __init__(self, server: Server, clock: Clock) -> None:
-        self._server, self._clock = server, clock
+    def __init__(self, server: Server, clock: Clock, asked: Many[Question]) -> None:
+        self._server, self._clock, self._asked = server, clock, asked
         self._first: dict[str, Reply] = {}
         self._questions: list[Question] = []
         self.compared = 0
@@ -121,7 +126,7 @@ class _Run:
         """Every question a few times, alone; one whose seed is not kept is not asked again."""
         plain = {"speculation": "off"} if self._server.ours else {}
         refused: list[str] = []
-        for question in questions(self._server.ours):
+        for question in self._asked:
             if self._late():
                 yield _left_out("repetition", question.label)
                 continue

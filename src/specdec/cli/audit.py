@@ -26,7 +26,7 @@ _SERVER = "Server"
 STYLES = {"passed": "green", "failed": "bold red", "measured": "blue", "not reached": "yellow", "left out": "dim"}
 VERDICTS = {"exact": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 
-FOR_SERVERS = frozenset({"url", "api_key", "against", "against_key", "minutes", "json", "html", "model"})
+FOR_SERVERS = frozenset({"url", "api_key", "against", "against_key", "minutes", "max_tokens", "json", "html", "model"})
 """Options that an audit of a server has a use for."""
 
 
@@ -59,7 +59,8 @@ def audit(
     started = time.perf_counter()
     if url is not None:
         _refuse(ctx, lambda name: name not in FOR_SERVERS, "has no effect on the audit of a server (--url)")
-        report = _audit_server(ctx, url, api_key, against, against_key, model.model, minutes)
+        name = model.model if _given(ctx, "model") else None
+        report = _audit_server(name, (url, api_key), (against, against_key), minutes, max_tokens)
     else:
         _refuse(ctx, lambda name: name in ("against", "against_key"), "needs --url")
         report = _audit_model(model, minutes, max_tokens, text)
@@ -95,17 +96,18 @@ def _audit_model(options: ModelOptions, minutes: float, max_tokens: int, text: P
 
 
 def _audit_server(
-    ctx: typer.Context, url: str, key: str | None, against: str | None, against_key: str | None, model: str, minutes: float
+    name: str | None, one: tuple[str, str | None], another: tuple[str | None, str | None], minutes: float, max_tokens: int
 ) -> Report:
+    """Addresses with their keys."""
     from specdec.audit.client import Server
     from specdec.audit.server import audit as run
 
-    name = model if _given(ctx, "model") else None
-    with Server(url, key, name) as server, _progress(minutes) as told:
-        if against is None:
-            return run(server, None, minutes, told)
-        with Server(against, against_key, name) as other:
-            return run(server, other, minutes, told)
+    url, key = another
+    with Server(*one, name) as server, _progress(minutes) as told:
+        if url is None:
+            return run(server, None, minutes, max_tokens, told)
+        with Server(url, key, name) as other:
+            return run(server, other, minutes, max_tokens, told)
 
 
 @contextmanager
