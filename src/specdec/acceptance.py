@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from specdec.chance import Stream
-from specdec.config import ConfigError, SamplingParams
+from specdec.config import ConfigError, SamplingParams, SpeculationConfig
 from specdec.draft.base import Drafter
 from specdec.kernels.base import Kernels
 from specdec.request import RequestError
@@ -42,6 +43,12 @@ class Acceptance:
             _check(rule, drafters)
         self.rule = rule
         self._kernels = kernels
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results say of a rule that is not the default: its name, and whether it changes the law of what comes out."""
+        rule = self.rule
+        return {} if rule.name == SpeculationConfig().acceptance else {"acceptance": rule.name, "lossy": rule.keeps == "lossy"}
 
     @property
     def by_chance(self) -> bool:

@@ -107,7 +107,7 @@ class Engine:
             tuple(part.name for part in self.drafters),
             frozenset(part.name for part in self.drafters if part.prediction),
         )
-        self.stats = self._new_stats()
+        self.stats = Stats(**self.acceptance.facts)
         self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -175,7 +175,7 @@ class Engine:
             end_tokens=own | frozenset(params.stop_token_ids),
             table=BlockTable(self.allocator),
             history=History.of(tokens, len(tokens)),
-            stats=self._new_stats(),
+            stats=Stats(**self.acceptance.facts),
             stopper=stopper,
             salt=salt,
             speculation=speculation,
@@ -260,10 +260,6 @@ class Engine:
         for sequence in self.scheduler.running:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
-
-    def _new_stats(self) -> Stats:
-        rule = self.acceptance.rule
-        return Stats(rule.name, rule.keeps == "lossy") if self.acceptance.by_chance else Stats()
 
     def _make_budget(self, drafter: Drafter) -> Budget:
         return Budget(

@@ -18,7 +18,6 @@ from specdec.draft.base import Drafter
 from specdec.draft.ngram import NgramDrafter
 from specdec.engine import Engine
 from specdec.testing import TableDrafter, TableModel
-from specdec.types import Draft, Sequence
 from specdec.verify import RULES
 
 EXACT = ("coupled", "rejection", "block", "recursive", "multistep", "traversal")
@@ -39,34 +38,32 @@ def after_every_token(*probabilities: float, width: int | None = None) -> torch.
     return row.expand(len(row), -1).contiguous()
 
 
-def drafter_for(acceptance: str, logp: torch.Tensor, draws: bool = True) -> TableDrafter:
-    wanted = RULES[acceptance].siblings
-    depth, width = SHAPES[wanted or "distinct"]
-    return TableDrafter(logp, wanted if draws else None, depth, min(width, len(logp)))
+def drafter_for(acceptance: str, logp: torch.Tensor) -> TableDrafter:
+    draws = RULES[acceptance].siblings
+    depth, width = SHAPES[draws or "distinct"]
+    return TableDrafter(logp, draws, depth, width)
 
 
 def generate(
-    ops, acceptance: str, target: torch.Tensor, drafter: Drafter | None, params: SamplingParams, n: int, sequences: int = 8
+    ops, acceptance: str, target: torch.Tensor, drafter: Drafter | None, params: SamplingParams, n: int
 ) -> list[list[int]]:
-    """n tokens in all, of several sequences side by side."""
-    each = n // sequences
+    """n tokens in all, of answers of 100: a pass costs what its sequences are long."""
     config = EngineConfig(
         speculation=SpeculationConfig(drafters=(), acceptance=acceptance),
         self_test=False,
         prefix_cache=False,
         pass_seconds=FLAT,
-        kv_tokens=sequences * (each + 64),
+        max_sequences=16,
+        kv_tokens=16 * 160,
     )
-    engine = Engine(TableModel(target, each + 32), ops, config, drafter)
-    got: dict[int, list[int]] = {}
-    for seed in range(sequences):
-        got[engine.add([0], params.replace(max_tokens=each, ignore_eos=True), frozenset(), seed)] = []
+    engine = Engine(TableModel(target, 160), ops, config, drafter)
+    params = params.replace(max_tokens=100, ignore_eos=True)
+    got = {engine.add([0], params, frozenset(), seed): list[int]() for seed in range(n // 100)}
     while engine.has_work:
         for delta in engine.step():
             assert delta.error is None
             got[delta.sequence_id] += delta.tokens
-    if drafter is not None and len(target) > 1:
-        assert engine.stats.drafted > 0
+    assert drafter is None or engine.stats.drafted > 0
     return list(got.values())
 
 
@@ -86,10 +83,11 @@ def check(answers: Many[Many[int]], expected: Many[float], within: float) -> Non
 def test_c05_the_law_does_not_drift_to_the_draft(ops, acceptance: str) -> None:
     """A drafter's row is the law that it drew from, whatever the target filters. Raw rows would give 0.453 and 0.547."""
     target, draft = after_every_token(0.45, 0.35, 0.20), after_every_token(0.35, 0.45, 0.20)
-    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(top_k=2), 20_000)
-    check(answers, (0.5625, 0.4375, 0), 0.015)
+    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(top_k=2), 3_000)
+    check(answers, (0.5625, 0.4375, 0), 0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", EXACT)
 def test_c17_sampling_settings_hold_on_the_speculative_path(ops, acceptance: str) -> None:
     """A skewed draft over 10,000 steps: neither the argmax, nor a draft that must equal a fresh draw."""
@@ -97,19 +95,26 @@ def test_c17_sampling_settings_hold_on_the_speculative_path(ops, acceptance: str
     answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(), 10_000)
     check(answers, (0.5, 0.3, 0.2), 0.015)
 
+
+@pytest.mark.parametrize("acceptance", EXACT)
+def test_c17_filters_hold_on_the_speculative_path(ops, acceptance: str) -> None:
+    """top-k, then top-p with the token that crosses its limit kept."""
     target = after_every_token(0.30, 0.22, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02)
     drafter = drafter_for(acceptance, after_every_token(0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.22, 0.30))
     params = SamplingParams(temperature=0.7, top_k=5, top_p=0.8)
-    check(generate(ops, acceptance, target, drafter, params, 6_000), (0.4708, 0.3023, 0.2269, *[0.0] * 5), 0.02)
+    check(generate(ops, acceptance, target, drafter, params, 2_000), (0.4708, 0.3023, 0.2269, *[0.0] * 5), 0.04)
 
 
 @pytest.mark.parametrize("acceptance", EXACT)
 def test_c23_a_drafter_that_does_not_draw_is_not_judged_as_if_it_did(ops, acceptance: str) -> None:
     """An argmax judged by its probability of 0.9 would give 0.667."""
     target, draft = after_every_token(0.6, 0.4), after_every_token(0.9, 0.1)
-    drafters = [TableDrafter(draft, None, depth, 1) for depth in (1, 4)]
-    for drafter in (*drafters, drafter_for(acceptance, draft, draws=False), NgramDrafter(SpeculationConfig(ngram_min=1))):
-        check(generate(ops, acceptance, target, drafter, SamplingParams(), 4_000), (0.6, 0.4), 0.03)
+    for drafter in (
+        TableDrafter(draft, None, 1, 1),
+        TableDrafter(draft, None, 4, 1),
+        NgramDrafter(SpeculationConfig(ngram_min=1)),
+    ):
+        check(generate(ops, acceptance, target, drafter, SamplingParams(), 1_500), (0.6, 0.4), 0.045)
 
 
 @pytest.mark.parametrize("acceptance", EXACT)
@@ -121,30 +126,18 @@ def test_c31_a_draft_that_is_the_target_itself_leaves_no_residual(ops, acceptanc
         path[token, (token + 2) % v] = 0
     for target in (path.log_softmax(1), torch.zeros(v, v).log_softmax(1)):
         drafter = drafter_for(acceptance, target)
-        answers = generate(ops, acceptance, target, drafter, SamplingParams(temperature=temperature), 800)
+        answers = generate(ops, acceptance, target, drafter, SamplingParams(temperature=temperature), 400)
         assert all(0 <= token < v for tokens in answers for token in tokens)
         if target[0, 0] < -1:
             assert all(tokens == [(2 * (i + 1)) % v for i in range(len(tokens))] for tokens in answers)
-
-
-class Fixed(Drafter):
-    """Drafts the same tree everywhere."""
-
-    name = "fixed"
-
-    def __init__(self, draft: Draft) -> None:
-        self._fixed = draft
-
-    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
-        return [self._fixed if budget >= len(self._fixed) else Draft() for budget in budgets]
 
 
 @pytest.mark.parametrize("acceptance", EXACT)
 def test_c55_what_the_target_rules_out_never_comes(ops, acceptance: str) -> None:
     """The draft favours the token that the target's top-k removes; a uniform of exactly 0 is in test_rules."""
     target, draft = after_every_token(0.6, 0.3, 0.1), after_every_token(0.05, 0.05, 0.9)
-    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(top_k=2), 10_000)
-    check(answers, (2 / 3, 1 / 3, 0), 0.02)
+    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(top_k=2), 2_500)
+    check(answers, (2 / 3, 1 / 3, 0), 0.03)
 
 
 SETTINGS = {
@@ -162,7 +155,7 @@ SETTINGS = {
 def test_c59_every_setting_is_applied_with_a_drafter(ops, acceptance: str, setting: str) -> None:
     params, expected = SETTINGS[setting]
     target, draft = after_every_token(0.5, 0.3, 0.2), after_every_token(0.25, 0.35, 0.4)
-    check(generate(ops, acceptance, target, drafter_for(acceptance, draft), params, 2_400), expected, 0.04)
+    check(generate(ops, acceptance, target, drafter_for(acceptance, draft), params, 800), expected, 0.06)
 
 
 @pytest.mark.parametrize("acceptance", BY_CHANCE)
@@ -176,7 +169,7 @@ def test_c59_penalties_see_the_path_of_each_node(ops, acceptance: str) -> None:
         speculation=SpeculationConfig(drafters=(), acceptance=acceptance), self_test=False, pass_seconds=FLAT, max_sequences=64
     )
     engine = Engine(TableModel(target, 64), ops, config, drafter)
-    n = 1_500
+    n = 1_000
     got = {engine.add([0], params.replace(max_tokens=2), frozenset(), seed): list[int]() for seed in range(n)}
     while engine.has_work:
         for delta in engine.step():
@@ -190,7 +183,7 @@ def test_c59_penalties_see_the_path_of_each_node(ops, acceptance: str) -> None:
     found = torch.zeros(3, 3, dtype=torch.float64)
     for first, second in got.values():
         found[first, second] += 1 / n
-    assert float((found - expected).abs().sum()) / 2 < 0.05
+    assert float((found - expected).abs().sum()) / 2 < 0.06
 
 
 @pytest.mark.parametrize("acceptance", EXACT)
@@ -226,11 +219,11 @@ def test_c101_a_very_large_temperature_flattens_what_is_left(ops, acceptance: st
     v = 48
     target, draft = after_every_token(0.9, 0.05, 0.05, width=v), after_every_token(0.1, 0.2, 0.7, width=v)
     drafter = drafter_for(acceptance, draft)
-    three = generate(ops, acceptance, target, drafter, SamplingParams(temperature=1e6, top_k=3), 3_000)
-    check(three, (*[1 / 3] * 3, *[0.0] * (v - 3)), 0.03)
-    whole = generate(ops, acceptance, target, drafter, SamplingParams(temperature=1e6), 6_000)
+    three = generate(ops, acceptance, target, drafter, SamplingParams(temperature=1e6, top_k=3), 1_000)
+    check(three, (*[1 / 3] * 3, *[0.0] * (v - 3)), 0.05)
+    whole = generate(ops, acceptance, target, drafter, SamplingParams(temperature=1e6), 2_000)
     assert max(law_of(whole, v)) < 2 / v  # three tokens would have a third each
-    check(whole, [1 / v] * v, 0.07)
+    check(whole, [1 / v] * v, 0.1)
 
 
 def test_typical_acceptance_is_off_by_default_and_not_the_targets_law(ops) -> None:
@@ -238,5 +231,5 @@ def test_typical_acceptance_is_off_by_default_and_not_the_targets_law(ops) -> No
     assert SpeculationConfig().acceptance == "coupled"
     target, draft = after_every_token(0.5, 0.3, 0.2), after_every_token(0.2, 0.3, 0.5)
     drafter = TableDrafter(draft, None, 2, 1)
-    found = law_of(generate(ops, "typical", target, drafter, SamplingParams(), 3_000), 3)
+    found = law_of(generate(ops, "typical", target, drafter, SamplingParams(), 1_000), 3)
     assert found[2] > 0.5

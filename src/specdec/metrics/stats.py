@@ -24,7 +24,7 @@ class Stats:
     """
 
     acceptance: str | None = None
-    """The rule by which drafted tokens were accepted, where that can change a token."""
+    """The rule by which drafted tokens were accepted, where it is not the coupled one."""
     lossy: bool = False
     """Does the rule not even keep the target's law?"""
     target_passes: int = 0
