@@ -48,8 +48,8 @@ def rows(checks: Many[Check]) -> str:
     tested = [check for check in checks if "rows" in check.details]
     if not tested:
         return ""
-    step, floor, top = (WIDTH - 60) / len(tested), 96.0, 14.0
     largest = [max(form["largest"] for form in check.details["forms"]) for check in tested]
+    step, floor, top = (WIDTH - 60) / len(tested), 96.0 if any(largest) else 24.0, 14.0
     parts = [_line(40, floor, WIDTH - 10, floor), _text(36, floor + 4, "0", "small", "end")]
     if any(largest):
         parts += [_text(36, top + 4, f"{max(largest):.0e}", "small", "end")]

@@ -59,8 +59,8 @@ def audit(
     started = time.perf_counter()
     if url is not None:
         _refuse(ctx, lambda name: name not in FOR_SERVERS, "has no effect on the audit of a server (--url)")
-        name = model.model if _given(ctx, "model") else None
-        report = _audit_server(name, (url, api_key), (against, against_key), minutes, max_tokens)
+        asked_for = model.model if _given(ctx, "model") else None
+        report = _audit_server(asked_for, (url, api_key), (against, against_key), minutes, max_tokens)
     else:
         _refuse(ctx, lambda name: name in ("against", "against_key"), "needs --url")
         report = _audit_model(model, minutes, max_tokens, text)
