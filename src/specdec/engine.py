@@ -207,6 +207,12 @@ class Engine:
         if sequence := self._sequences.get(sequence_id):
             self._release(sequence)
 
+    def preempt(self) -> None:
+        """Preempt the youngest running sequence, if there is one, as a full pool would: audits see so that it does no harm."""
+        if self.scheduler.running:
+            self.scheduler.preempt().stats.preemptions += 1
+            self.stats.preemptions += 1
+
     def step(self) -> list[Delta]:
         """One pass over the model for the sequences whose turn it is.
 
