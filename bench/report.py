@@ -8,6 +8,7 @@ Plots need matplotlib (``pip install -e '.[bench]'``; ``make benchmarks-doc`` do
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from page import document, read
@@ -26,7 +27,9 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
-    (arguments.docs / "benchmarks.md").write_text(document(results), encoding="utf-8")
+    table = arguments.results / "drafters.json"
+    drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
+    (arguments.docs / "benchmarks.md").write_text(document(results, drafters), encoding="utf-8")
 
 
 if __name__ == "__main__":

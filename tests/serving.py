@@ -63,10 +63,10 @@ class Running:
         return error_of(response)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample, by its name and labels."""
+        """Every sample, by its name and what labels it has beside the model's name."""
         text = self.http.get("/metrics").text
         return {
-            name + "".join(f"{{{v}}}" for v in labels.values()): value
+            name + "".join(f"{{{v}}}" for label, v in labels.items() if label != "model_name"): value
             for family in text_string_to_metric_families(text)
             for name, labels, value, *_ in family.samples
             if "_bucket" not in name
@@ -74,7 +74,10 @@ class Running:
 
     def settled(self, seconds: float = 2.0) -> dict[str, float]:
         """The metrics once nothing runs any more, which must come soon."""
-        return until(lambda: (now := self.metrics())["specdec:running"] + now["specdec:waiting"] == 0 and now, seconds)
+        return until(
+            lambda: (now := self.metrics())["specdec:num_requests_running"] + now["specdec:num_requests_waiting"] == 0 and now,
+            seconds,
+        )
 
 
 @contextlib.contextmanager
@@ -146,7 +149,7 @@ def joined(frames: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             assert choice["finish_reason"] is None, "a choice went on after its end"
             choice["text"] += new["text"] if "text" in new else new["delta"].get("content", "")
             choice["finish_reason"] = new["finish_reason"]
-            for name in ("token_ids", "token_sources"):
+            for name in ("token_ids", "token_sources", "token_texts"):
                 if name in new:
                     choice[name] = choice.get(name, []) + new[name]
             if new["logprobs"]:
@@ -165,7 +168,7 @@ def _extended(logprobs: dict[str, Any] | None, more: dict[str, Any]) -> dict[str
 def one_of(answer: dict[str, Any]) -> dict[str, Any]:
     """What ``joined`` gives, of a whole answer with one choice."""
     (choice,) = answer["choices"]
-    kept = ("finish_reason", "logprobs", "token_ids", "token_sources")
+    kept = ("finish_reason", "logprobs", "token_ids", "token_sources", "token_texts")
     return {"text": text_of(choice), **{name: choice[name] for name in kept if name in choice}}
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from specdec.chance import Stream
 from specdec.config import ConfigError, SamplingParams, SpeculationConfig
 from specdec.draft.base import Drafter
-from specdec.kernels.base import Kernels
+from specdec.kernels.base import Draw, Kernels
 from specdec.request import RequestError
-from specdec.sampling import SamplingError, choose, logprob, warp
-from specdec.types import ROOT, Draft, Sequence, TokenLogprob, Verdict
+from specdec.sampling import SamplingError, choose, draw_of, logprob, warp
+from specdec.types import ROOT, Draft, Forward, Span, Step, TokenLogprob, Verdict
 from specdec.verify import Rule, follow
 
 _FITTING = {"one": ("one",), "distinct": ("one", "distinct"), "repeated": ("one", "repeated")}
@@ -63,30 +63,57 @@ class Acceptance:
                 "or run the engine with another acceptance, such as coupled"
             )
 
-    def judge(self, sequence: Sequence, draft: Draft, logits: Tensor) -> Verdict:
+    def _follows(self, span: Span) -> bool:
+        """Do the tokens of a span come from the target's own choices alone?"""
+        return not self.by_chance or span.sequence.params.greedy or not len(span.draft)
+
+    def choose(self, step: Step, forward: Forward) -> list[int]:
+        """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
+        draws: list[Draw] = []
+        for span, rows in zip(step, forward.rows, strict=True):
+            sequence = span.sequence
+            if rows.start == rows.stop or not self._follows(span):  # the prompt goes on, or chance decides
+                continue
+            draw = draw_of(rows.start, sequence.params, sequence.history, sequence.seed)
+            if draw is not None:
+                draws.append(draw)
+                # Noise is too dear for nodes that may be refused, but a largest entry costs less than a call of its own.
+                if sequence.params.greedy:
+                    draws += [draw._replace(row=row) for row in range(rows.start + 1, rows.stop)]
+        tokens = [-1] * len(forward.logits)
+        for draw, token in zip(draws, self._kernels.draw_rows(forward.logits, draws), strict=True):
+            tokens[draw.row] = token
+        return tokens
+
+    def judge(self, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
         """What stays of a draft, and the token after it.
 
         Args:
-            logits: [1 + n, V] the pending token's row, then each node's.
+            logits: [W, V] of the whole step.
+            first: the row of the pending token; those of the nodes follow.
+            tokens: what ``choose`` said of each row.
 
         Raises:
             SamplingError: no token can follow the pending one.
         """
-        params, history = sequence.params, sequence.history
-        if params.greedy or not len(draft) or not self.by_chance:
+        sequence, draft = span.sequence, span.draft
+        params, history, ends = sequence.params, sequence.history, sequence.end_tokens
+        if self._follows(span):
 
             def pick(node: int, path: Many[int]) -> int:
-                row = logits[node + 1]
-                return choose(row, params, history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
+                row = first + node + 1
+                if tokens[row] >= 0:
+                    return tokens[row]
+                return choose(logits[row], params, history, path, sequence.seed, ends, kernels=self._kernels)
 
             verdict = follow(draft.tree, pick)
         else:
 
             def law(node: int, path: Many[int]) -> Tensor:
-                return warp(logits[node + 1], params, history, path, sequence.end_tokens).exp()
+                return warp(logits[first + node + 1], params, history, path, ends).exp()
 
             verdict = self.rule.judge(draft, law, Stream(sequence.seed, len(sequence.tokens), "judging"))
-        return verdict if params.logprobs is None else _with_logprobs(verdict, draft, logits, params.logprobs)
+        return verdict if params.logprobs is None else _with_logprobs(verdict, draft, logits[first:], params.logprobs)
 
 
 def _check(rule: Rule, drafters: Many[Drafter]) -> None:
