@@ -19,7 +19,7 @@ from specdec.draft.base import Drafter
 from specdec.kernels.base import Draw, Kernels
 from specdec.request import RequestError
 from specdec.sampling import SamplingError, choose, draw_of, logprob, warp
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, TokenLogprob, Verdict
+from specdec.types import ROOT, Draft, Forward, Span, Step, TokenLogprob, Verdict
 from specdec.verify import Rule, follow
 
 _FITTING = {"one": ("one",), "distinct": ("one", "distinct"), "repeated": ("one", "repeated")}
@@ -63,12 +63,16 @@ class Acceptance:
                 "or run the engine with another acceptance, such as coupled"
             )
 
+    def _follows(self, span: Span) -> bool:
+        """Do the tokens of a span come from the target's own choices alone?"""
+        return not self.by_chance or span.sequence.params.greedy or not len(span.draft)
+
     def choose(self, step: Step, forward: Forward) -> list[int]:
-        """[W] the target's tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
+        """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
         draws: list[Draw] = []
         for span, rows in zip(step, forward.rows, strict=True):
             sequence = span.sequence
-            if rows.start == rows.stop or not self._follows(sequence, span.draft):
+            if rows.start == rows.stop or not self._follows(span):  # the prompt goes on, or chance decides
                 continue
             draw = draw_of(rows.start, sequence.params, sequence.history, sequence.seed)
             if draw is not None:
@@ -81,37 +85,35 @@ class Acceptance:
             tokens[draw.row] = token
         return tokens
 
-    def _follows(self, sequence: Sequence, draft: Draft) -> bool:
-        """Does the target choose, and what agrees with it stay?"""
-        return sequence.params.greedy or not len(draft) or not self.by_chance
-
-    def judge(self, sequence: Sequence, draft: Draft, logits: Tensor, chosen: Many[int]) -> Verdict:
+    def judge(self, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
         """What stays of a draft, and the token after it.
 
         Args:
-            logits: [1 + n, V] the pending token's row, then each node's.
-            chosen: [1 + n] what ``choose`` said of these rows.
+            logits: [W, V] of the whole step.
+            first: the row of the pending token; those of the nodes follow.
+            tokens: what ``choose`` said of each row.
 
         Raises:
             SamplingError: no token can follow the pending one.
         """
-        params, history = sequence.params, sequence.history
-        if self._follows(sequence, draft):
+        sequence, draft = span.sequence, span.draft
+        params, history, ends = sequence.params, sequence.history, sequence.end_tokens
+        if self._follows(span):
 
             def pick(node: int, path: Many[int]) -> int:
-                if (token := chosen[node + 1]) >= 0:
-                    return token
-                row = logits[node + 1]
-                return choose(row, params, history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
+                row = first + node + 1
+                if tokens[row] >= 0:
+                    return tokens[row]
+                return choose(logits[row], params, history, path, sequence.seed, ends, kernels=self._kernels)
 
             verdict = follow(draft.tree, pick)
         else:
 
             def law(node: int, path: Many[int]) -> Tensor:
-                return warp(logits[node + 1], params, history, path, sequence.end_tokens).exp()
+                return warp(logits[first + node + 1], params, history, path, ends).exp()
 
             verdict = self.rule.judge(draft, law, Stream(sequence.seed, len(sequence.tokens), "judging"))
-        return verdict if params.logprobs is None else _with_logprobs(verdict, draft, logits, params.logprobs)
+        return verdict if params.logprobs is None else _with_logprobs(verdict, draft, logits[first:], params.logprobs)
 
 
 def _check(rule: Rule, drafters: Many[Drafter]) -> None:

@@ -235,8 +235,8 @@ class Engine:
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        chosen = self.acceptance.choose(step, forward)
-        verdicts = [self._judge(span, forward, i, chosen) for i, span in enumerate(step)]
+        tokens = self.acceptance.choose(step, forward)
+        verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
         judged = time.perf_counter()
         outcomes = [self._commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
         deltas = [delta for delta in outcomes if delta]
@@ -345,19 +345,16 @@ class Engine:
             logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
         ]
 
-    def _judge(self, span: Span, forward: Forward, index: int, chosen: Many[int]) -> Verdict | SamplingError | None:
+    def _judge(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
         """Judge a draft; None where the prompt goes on. An error concerns this sequence alone.
 
         Args:
-            chosen: as from ``Acceptance.choose``.
+            tokens: what was chosen of each row of logits, -1 where it was not.
         """
-        rows = forward.rows[index]  # the pending token's, then each node's
         try:
             if span.sequence.params.prompt_logprobs is not None:
                 self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
-            if not span.complete:
-                return None
-            return self.acceptance.judge(span.sequence, span.draft, forward.logits[rows], chosen[rows])
+            return self.acceptance.judge(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
         except SamplingError as error:
             return error
 

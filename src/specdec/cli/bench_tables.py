@@ -75,7 +75,7 @@ def _heading(report: Report) -> Text:
         f"repeats {settings['repeats']}, speculation {', '.join(settings['speculation'])}\n"
     )
     if (rule := accepted_by(settings)) and any(report.temperatures):
-        return text.append(f"{rule}: above temperature 0 the tokens are not those of plain decoding", style="bold yellow")
+        return text.append(f"{rule}: sampled tokens are not plain decoding's", style="bold yellow")
     return text.append(f"identical: all {len(report.runs)} runs gave the tokens of plain decoding", style="bold green")
 
 

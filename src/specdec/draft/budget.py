@@ -193,7 +193,8 @@ class Budget:
         """
         self._asked, self._plans = {}, {}
         started = self._clock()
-        self._weigh(len(sequences), rows)
+        if not self._by_chance:
+            self._weigh(len(sequences), rows)
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:

@@ -145,7 +145,7 @@ def add_children(
     k: int,
     kernels: Kernels,
     vocabulary: Ids | None,
-) -> None:
+) -> list[float]:
     """Give every leaf its children: the k best candidates, or those that its drawing has there.
 
     Args:
@@ -153,6 +153,9 @@ def add_children(
         logits: [leaves, Vd] float32 on the CPU.
         k: at most 32 and Vd.
         vocabulary: as for ``candidates``.
+
+    Returns:
+        The chance of the best candidate of each leaf that has candidates; NaN where its logits are damaged.
     """
     ranked: list[int] = []
     for i, (tree, node, _, _) in enumerate(leaves):
@@ -161,7 +164,7 @@ def add_children(
         else:
             ranked.append(i)
     if not ranked:
-        return
+        return []
     tokens, chances = candidates(
         logits if len(ranked) == len(leaves) else logits[ranked],
         [leaves[i][2].params.temperature for i in ranked],
@@ -175,3 +178,5 @@ def add_children(
         tree, node, _, _ = leaves[i]
         assert isinstance(tree, Growth)
         tree.add(node, ids, likely)
+    best: list[float] = chances[:, 0].tolist()
+    return best

@@ -95,13 +95,13 @@ class RecurrentDrafter(Drafter):
         self._least = config.trained_min_probability
         self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
+        self.draws = draws
+        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
         self._token, self._row = math.inf, 0.0
         self._seconds = 0.0
         """Of a level of a tree beyond the first, running mean."""
         self._likely = 1.0
-        """Chance of the best first token, running mean: what the best child of a node is expected to have too."""
-        self.draws = draws
-        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
+        """Chance of a node's best child, running mean."""
 
     def weigh(self, token: float, row: float) -> None:
         self._token, self._row = token, row
@@ -263,20 +263,18 @@ class RecurrentDrafter(Drafter):
         return growth.values[node] * self._likely * self._token - self._row
 
     def _worthwhile(self, growth: Growth | Drawing) -> list[int]:
-        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows.
-
-        The shape of a drawn tree is fixed: whether a node is there must not depend on what was drawn above it.
-        """
+        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows; of a
+        drawn tree those that its shape says, whatever they cost."""
         if isinstance(growth, Drawing):
             return growth.next()
         return [node for node in growth.next() if self._gain(growth, node) > 0]
 
     def _pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
-        """Is what another level is expected to save more than the time it takes?"""
+        """Is what another level is expected to save more than the time it takes, or does a drawn tree have one?"""
         saved = 0.0
         for growth, nodes in zip(growths, parents, strict=True):
             if isinstance(growth, Drawing):
-                saved = math.inf if nodes else saved
+                saved += math.inf if nodes else 0.0
             else:
                 saved += sum(self._gain(growth, node) for node in nodes)
         return saved > self._seconds
@@ -291,17 +289,16 @@ class RecurrentDrafter(Drafter):
     ) -> None:
         """Give every leaf its children, which are of the given depth."""
         owners = [(growths[leaf.owner], leaf.node, known[leaf.owner][0]) for leaf in leaves]
-        add_children(
+        best = add_children(
             [(growth, node, sequence, len(sequence.tokens) - 1 + depth) for growth, node, sequence in owners],
             logits.cpu(),
             self._children,
             self._kernels,
             self._vocabulary,
         )
-        if depth == 1:
-            for growth in growths:
-                if isinstance(growth, Growth) and growth.values:
-                    self._likely += (growth.values[0] - self._likely) / FADE
+        for likely in best:
+            if likely == likely:  # a number
+                self._likely += (min(likely, 1.0) - self._likely) / FADE
 
 
 def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:
