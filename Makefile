@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check bench benchmarks-doc peers bench-peers gpu-check clean
+.PHONY: venv demo test check soak bench benchmarks-doc peers bench-peers gpu-check clean
 
 venv: $(STAMP)
 
@@ -27,6 +27,10 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Random requests and cancels on a server for ten minutes: every answer right, and memory flat.
+soak: venv
+	SPECDEC_SOAK_SECONDS=600 $(BIN)/python -m pytest -s --timeout 1200 tests/serve/test_load.py -k flat
 
 bench: venv
 	$(BIN)/python bench/kernels.py
