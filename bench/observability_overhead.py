@@ -129,7 +129,7 @@ def main() -> None:
                 llm.engine.forget()
                 began = time.perf_counter()
                 asyncio.run(serve_clients.streams(server.address, options.streams, options.tokens))
-                return options.streams * options.tokens / (time.perf_counter() - began)
+                return float(options.streams * options.tokens / (time.perf_counter() - began))
 
             rate()  # warm
             ratios = []

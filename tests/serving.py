@@ -170,7 +170,7 @@ def joined(frames: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             assert choice["finish_reason"] is None, "a choice went on after its end"
             choice["text"] += new["text"] if "text" in new else new["delta"].get("content", "")
             choice["finish_reason"] = new["finish_reason"]
-            for name in ("token_ids", "token_sources"):
+            for name in ("token_ids", "token_sources", "token_texts"):
                 if name in new:
                     choice[name] = choice.get(name, []) + new[name]
             if new["logprobs"]:
@@ -189,7 +189,7 @@ def _extended(logprobs: dict[str, Any] | None, more: dict[str, Any]) -> dict[str
 def one_of(answer: dict[str, Any]) -> dict[str, Any]:
     """What ``joined`` gives, of a whole answer with one choice."""
     (choice,) = answer["choices"]
-    kept = ("finish_reason", "logprobs", "token_ids", "token_sources")
+    kept = ("finish_reason", "logprobs", "token_ids", "token_sources", "token_texts")
     return {"text": text_of(choice), **{name: choice[name] for name in kept if name in choice}}
 
 

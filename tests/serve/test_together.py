@@ -270,6 +270,8 @@ def test_speculation_can_be_chosen(counting: Running) -> None:
         most = choice.get("max_tokens", 4) if isinstance(choice, dict) else 64
         assert stats["drafted"] <= most * stats["target_passes"]
         assert sum(source is not None for source in one_of(answer)["token_sources"]) == stats["accepted"]
+        assert "".join(one_of(answer)["token_texts"]) == one_of(answer)["text"]
+        assert len(one_of(answer)["token_texts"]) == answer["usage"]["completion_tokens"]
     if drafters == ["ngram"] and counting.llm.engine.drafter and counting.llm.engine.drafter.name == "ngram":
         answer = one_of(counting.ask(**body, speculation={"drafter": "ngram"}))
         assert "ngram" in answer["token_sources"]

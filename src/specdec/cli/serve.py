@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from specdec.cli import render
 from specdec.cli.options import ModelOptions, command
 from specdec.config import ServeConfig
 
@@ -84,5 +85,7 @@ def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     engine, drafters = llm.engine, [drafter.name for drafter in llm.engine.drafters]
     typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
-    typer.echo(f"  speculation: {', '.join(drafters) or 'off'}; API keys: {len(config.api_keys) or 'none, open to all'}")
+    speculation = ", ".join(filter(None, (*drafters, render.accepted_by(engine.acceptance.facts)))) if drafters else "off"
+    typer.echo(f"  speculation: {speculation}; API keys: {len(config.api_keys) or 'none, open to all'}")
+    typer.echo(f"  playground {address}/")
     typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")

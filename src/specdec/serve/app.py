@@ -20,6 +20,7 @@ from specdec.llm import LLM
 from specdec.serve.account import ID_HEADER, LONGEST_ID, Account, Accounts, is_id
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
+from specdec.serve.page import add_page
 from specdec.serve.schema import Body, ChatBody, CompletionBody, DetokenizeBody, Strict, TokenizeBody, parse
 from specdec.serve.service import Service
 from specdec.serve.shapes import token_text
@@ -53,6 +54,7 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
     app.include_router(public)
     app.include_router(guarded)
     app.include_router(sockets)
+    add_page(app)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)

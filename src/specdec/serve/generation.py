@@ -31,6 +31,8 @@ class Piece:
     start: int
     stop: int
     text: str
+    texts: list[str]
+    """What of the text became final with each token; joined they are the text, unless its end came without a token."""
     finish_reason: FinishReason | None
 
     @property
@@ -104,7 +106,10 @@ class Choice:
             self._text.feed(token)
         ready = self._text.take() if reason is None else self._text.finish()
         self._taken, self.complete = stop, reason is not None
-        return Piece(self, start, stop, "".join(text for _, text in ready), reason)
+        texts = [""] * (stop - start)
+        for at, text in ready if texts else ():
+            texts[at - start] += text
+        return Piece(self, start, stop, "".join(text for _, text in ready), texts, reason)
 
 
 class Generation:
