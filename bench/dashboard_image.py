@@ -47,7 +47,7 @@ def load(server: Server, n: int, tokens: int, over: threading.Event) -> None:
             try:
                 urllib.request.urlopen(request).read()
             except urllib.error.HTTPError as error:
-                if error.code != 400:
+                if error.code != 400 and not over.is_set():
                     raise
             over.wait(rng.expovariate(4.0))
 
@@ -105,7 +105,8 @@ def main() -> None:
     up, over = threading.Event(), threading.Event()
     llm = LLM(options.model, max_sequences=3, self_test=False)
     server = Server(llm, ServeConfig(), "127.0.0.1", 0, lambda address: up.set())
-    threading.Thread(target=server.run).start()
+    thread = threading.Thread(target=server.run)
+    thread.start()
     up.wait()
     with tempfile.TemporaryDirectory() as folder:
         target = server.address.removeprefix("http://")
@@ -132,6 +133,7 @@ def main() -> None:
                 over.set()
                 process.terminate()
                 server.should_exit = True
+                thread.join()
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def blind(server: Server) -> Iterator[None]:
     with (
         patch.object(Worker, "_observe", nothing),
         patch.object(Watch, "look", nothing),
-        patch.object(Generation, "time", nothing),
+        patch.object(Generation, "measure", nothing),
         patch.object(Generation, "_measure_end", nothing),
         patch.object(Engine, "_record_seconds", nothing),
         patch.object(Account, "end", nothing),

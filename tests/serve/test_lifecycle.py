@@ -84,7 +84,7 @@ def test_gauges_return_when_all_go(slow: Running) -> None:
 
 def test_ends_are_counted_by_reason(tmp_path: Path) -> None:
     """C91: what is refused is counted apart, and the ends add up to the beginnings."""
-    llm = slowed(words_llm(tmp_path, [" a", " b", " c", "<end>"], eos=True), 0.005)
+    llm = slowed(words_llm(tmp_path, [" a", " b", " c", "<end>"], eos=True), 0.02)
     with serving(llm) as server:
         before = server.metrics()
         for _ in range(3):

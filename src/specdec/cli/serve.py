@@ -47,7 +47,7 @@ def serve(
         Literal["text", "json"], _option(help="One line per request and warning, on stderr: for people, or an object of JSON.")
     ] = "text",
     otlp_endpoint: Annotated[
-        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs specdec\\[otel].")
+        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra otel.")
     ] = None,
     trace_sample: Annotated[float | None, _option(help="Share of the traces that are kept, 0 to 1.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
