@@ -18,6 +18,7 @@ from specdec import __version__
 from specdec.config import ServeConfig
 from specdec.llm import LLM
 from specdec.serve.account import ID_HEADER, LONGEST_ID, Account, Accounts, is_id
+from specdec.serve.body import SMALL, read_body
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
 from specdec.serve.page import add_page
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from specdec.serve.tracing import Tracing
 
 _B = TypeVar("_B", bound=Strict)
-
-SMALL = 65_536
-"""Bytes of a body that is parsed on the spot; longer ones beside the event loop."""
 
 
 def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) -> FastAPI:
@@ -206,23 +204,10 @@ async def _converse(socket: WebSocket, kind: type[Body]) -> None:
 async def _read(request: Request, kind: type[_B]) -> _B:
     """The body, within the limits of size and time. Raises ApiError."""
     service = _service(request)
-    most, seconds = service.config.max_body_bytes, service.config.body_seconds
-    too_large = ApiError(413, f"the body is larger than the {most} bytes that this server takes", code="body_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most:
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                data += part
-                if len(data) > most:
-                    raise too_large
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout") from None
+    data = await read_body(request, service.config)
     if len(data) <= SMALL:
-        return parse(kind, bytes(data))
-    return await service.beside(parse, kind, bytes(data))
+        return parse(kind, data)
+    return await service.beside(parse, kind, data)
 
 
 def _error_response(error: ApiError) -> Response:
