@@ -242,7 +242,7 @@ class _Run:
         return Check(section, label, "passed", f"the same answer ({how}){drift}", details=details)
 
     def _late(self) -> bool:
-        return self._clock.spent >= 1
+        return self._clock.left <= 0
 
 
 def _left_out(section: str, label: str) -> Check:
