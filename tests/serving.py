@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
+import torch
 from checkpoints import chain, path_law
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 
 from specdec.config import ServeConfig
 from specdec.draft.base import Drafter
@@ -63,10 +66,10 @@ class Running:
         return error_of(response)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample, by its name and labels."""
+        """Every sample, by its name and what labels it has beside the model's name."""
         text = self.http.get("/metrics").text
         return {
-            name + "".join(f"{{{v}}}" for v in labels.values()): value
+            name + "".join(f"{{{v}}}" for label, v in labels.items() if label != "model_name"): value
             for family in text_string_to_metric_families(text)
             for name, labels, value, *_ in family.samples
             if "_bucket" not in name
@@ -74,11 +77,14 @@ class Running:
 
     def settled(self, seconds: float = 2.0) -> dict[str, float]:
         """The metrics once nothing runs any more, which must come soon."""
-        return until(lambda: (now := self.metrics())["specdec:running"] + now["specdec:waiting"] == 0 and now, seconds)
+        return until(
+            lambda: (now := self.metrics())["specdec:num_requests_running"] + now["specdec:num_requests_waiting"] == 0 and now,
+            seconds,
+        )
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **config: Any) -> Iterator[Running]:
+def serving(llm: LLM, *, tracing: Any = None, **config: Any) -> Iterator[Running]:
     """Serve a model for the time of the block; afterwards nothing may be held."""
     addresses: list[str] = []
     up = threading.Event()
@@ -87,7 +93,7 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         addresses.append(address)
         up.set()
 
-    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready)
+    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready, tracing)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert up.wait(20), "the server did not start"
@@ -102,6 +108,24 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         if not server.service.worker.failed:
             llm.engine.check()
             assert not llm.engine.has_work, "sequences were left behind"
+
+
+def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and keep the bare connection, unread."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def poisoned(folder: Path, token: int) -> Path:
+    """The same model whose embedding of one token is NaN."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def strict(text: str) -> Any:
@@ -146,7 +170,7 @@ def joined(frames: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             assert choice["finish_reason"] is None, "a choice went on after its end"
             choice["text"] += new["text"] if "text" in new else new["delta"].get("content", "")
             choice["finish_reason"] = new["finish_reason"]
-            for name in ("token_ids", "token_sources"):
+            for name in ("token_ids", "token_sources", "token_texts"):
                 if name in new:
                     choice[name] = choice.get(name, []) + new[name]
             if new["logprobs"]:
@@ -165,7 +189,7 @@ def _extended(logprobs: dict[str, Any] | None, more: dict[str, Any]) -> dict[str
 def one_of(answer: dict[str, Any]) -> dict[str, Any]:
     """What ``joined`` gives, of a whole answer with one choice."""
     (choice,) = answer["choices"]
-    kept = ("finish_reason", "logprobs", "token_ids", "token_sources")
+    kept = ("finish_reason", "logprobs", "token_ids", "token_sources", "token_texts")
     return {"text": text_of(choice), **{name: choice[name] for name in kept if name in choice}}
 
 

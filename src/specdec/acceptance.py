@@ -16,10 +16,10 @@ from torch import Tensor
 from specdec.chance import Stream
 from specdec.config import ConfigError, SamplingParams, SpeculationConfig
 from specdec.draft.base import Drafter
-from specdec.kernels.base import Kernels
+from specdec.kernels.base import Draw, Kernels
 from specdec.request import RequestError
-from specdec.sampling import SamplingError, choose, logprob, warp
-from specdec.types import ROOT, Draft, Sequence, TokenLogprob, Verdict
+from specdec.sampling import SamplingError, choose, draw_of, logprob, warp
+from specdec.types import ROOT, Draft, Forward, Sequence, Step, TokenLogprob, Verdict
 from specdec.verify import Rule, follow
 
 _FITTING = {"one": ("one",), "distinct": ("one", "distinct"), "repeated": ("one", "repeated")}
@@ -63,19 +63,44 @@ class Acceptance:
                 "or run the engine with another acceptance, such as coupled"
             )
 
-    def judge(self, sequence: Sequence, draft: Draft, logits: Tensor) -> Verdict:
+    def choose(self, step: Step, forward: Forward) -> list[int]:
+        """[W] the target's tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
+        draws: list[Draw] = []
+        for span, rows in zip(step, forward.rows, strict=True):
+            sequence = span.sequence
+            if rows.start == rows.stop or not self._follows(sequence, span.draft):
+                continue
+            draw = draw_of(rows.start, sequence.params, sequence.history, sequence.seed)
+            if draw is not None:
+                draws.append(draw)
+                # Noise is too dear for nodes that may be refused, but a largest entry costs less than a call of its own.
+                if sequence.params.greedy:
+                    draws += [draw._replace(row=row) for row in range(rows.start + 1, rows.stop)]
+        tokens = [-1] * len(forward.logits)
+        for draw, token in zip(draws, self._kernels.draw_rows(forward.logits, draws), strict=True):
+            tokens[draw.row] = token
+        return tokens
+
+    def _follows(self, sequence: Sequence, draft: Draft) -> bool:
+        """Does the target choose, and what agrees with it stay?"""
+        return sequence.params.greedy or not len(draft) or not self.by_chance
+
+    def judge(self, sequence: Sequence, draft: Draft, logits: Tensor, chosen: Many[int]) -> Verdict:
         """What stays of a draft, and the token after it.
 
         Args:
             logits: [1 + n, V] the pending token's row, then each node's.
+            chosen: [1 + n] what ``choose`` said of these rows.
 
         Raises:
             SamplingError: no token can follow the pending one.
         """
         params, history = sequence.params, sequence.history
-        if params.greedy or not len(draft) or not self.by_chance:
+        if self._follows(sequence, draft):
 
             def pick(node: int, path: Many[int]) -> int:
+                if (token := chosen[node + 1]) >= 0:
+                    return token
                 row = logits[node + 1]
                 return choose(row, params, history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
 

@@ -374,6 +374,10 @@ class ServeConfig:
     """Most tokens per second that one stream is sent; None sends them as they come."""
     shutdown_seconds: float = 10.0
     """How long running requests may go on when the server is told to stop."""
+    otlp_endpoint: str | None = None
+    """Collector that traces are sent to; None: the one that OTEL_EXPORTER_OTLP_ENDPOINT names, if any."""
+    trace_sample: float | None = None
+    """Share of the traces that begin here and are kept; None: what OTEL_TRACES_SAMPLER says, or all."""
 
     def __post_init__(self) -> None:
         rule, keys = "a list or tuple of non-empty strings", self.api_keys
@@ -389,3 +393,7 @@ class ServeConfig:
         rate, grace = self.stream_rate, self.shutdown_seconds
         _require(rate is None or (_is_number(rate) and rate > 0), "stream_rate", rate, "a finite number > 0")
         _require(_is_number(grace) and grace >= 0, "shutdown_seconds", grace, "a finite number >= 0")
+        url, share = self.otlp_endpoint, self.trace_sample
+        known = url is None or (isinstance(url, str) and url.startswith(("http://", "https://")))
+        _require(known, "otlp_endpoint", url, "a URL of http or https")
+        _require(share is None or (_is_number(share) and 0 <= share <= 1), "trace_sample", share, "a number in [0, 1]")

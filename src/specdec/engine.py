@@ -24,6 +24,7 @@ from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
+from specdec.metrics.speedup import Pass, Recent, plain_seconds
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.request import Limits, RequestError
@@ -34,7 +35,19 @@ from specdec.runner.measure import pass_costs
 from specdec.sampling import History, SamplingError, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
-from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Speculation, Step, Stopper, Verdict
+from specdec.types import (
+    Delta,
+    Draft,
+    FinishReason,
+    Forward,
+    Sequence,
+    Span,
+    Speculation,
+    Step,
+    Stopper,
+    Times,
+    Verdict,
+)
 from specdec.verify import RULES, Rule
 
 __all__ = ["Counts", "Engine", "RequestError"]
@@ -108,6 +121,7 @@ class Engine:
             frozenset(part.name for part in self.drafters if part.prediction),
         )
         self.stats = Stats(**self.acceptance.facts)
+        self.recent = Recent()
         self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -140,6 +154,7 @@ class Engine:
         *,
         salt: str = "",
         speculation: Speculation | None = None,
+        times: Times | None = None,
     ) -> int:
         """Queue a sequence.
 
@@ -151,6 +166,7 @@ class Engine:
             stopper: sees each committed token and may end the sequence.
             salt: only sequences of the same salt share cached blocks.
             speculation: which drafters may be asked, for how many tokens, and what the output may resemble.
+            times: to be filled in, for whoever wants to know them while the sequence runs.
 
         Returns:
             The id that its deltas carry.
@@ -179,7 +195,9 @@ class Engine:
             stopper=stopper,
             salt=salt,
             speculation=speculation,
+            times=times or Times(),
         )
+        sequence.times.added = time.perf_counter()
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
         return sequence.id
@@ -208,14 +226,20 @@ class Engine:
             self.stats.preemptions += 1
         if not grants:
             return []
+        for grant in grants:
+            if grant.sequence.times.begun is None:
+                grant.sequence.times.begun = started
+        n_running = len(self.scheduler.running)
         scheduled = time.perf_counter()
         step = self._draft(grants)
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        verdicts = [self._judge(span, forward, i) for i, span in enumerate(step)]
+        chosen = self.acceptance.choose(step, forward)
+        verdicts = [self._judge(span, forward, i, chosen) for i, span in enumerate(step)]
         judged = time.perf_counter()
-        deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
+        outcomes = [self._commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
+        deltas = [delta for delta in outcomes if delta]
         committed = time.perf_counter()
         if self.budget:
             self.budget.observe(step, forward, [v if isinstance(v, Verdict) else None for v in verdicts])
@@ -226,14 +250,38 @@ class Engine:
         self.costs.follow(step.n_rows, forwarded - drafted)
         if self.budget:
             self.budget.follow(ended - forwarded + scheduled - started)
-        for stats in (self.stats, *(span.sequence.stats for span in step)):
-            stats.add_seconds(
-                draft=drafted - scheduled + ended - committed,
+        drafting = drafted - scheduled + ended - committed if self.budget else 0.0
+        due = sum(verdict is not None for verdict in verdicts)
+        self._record_seconds(
+            step,
+            outcomes,
+            Pass(
+                rows=step.n_rows,
+                sequences=due,
+                reading=n_running - due,
+                drafted=sum(len(span.draft) for span in step),
+                emitted=sum(len(delta.tokens) for delta in deltas),
+                draft=drafting,
                 forward=forwarded - drafted,
                 verify=judged - forwarded,
-                host=scheduled - started + committed - judged,
-            )
+                host=ended - started - drafting - (judged - drafted),
+            ),
+        )
         return deltas
+
+    def _record_seconds(self, step: Step, outcomes: list[Delta | None], done: Pass) -> None:
+        """Count what a pass took, and what its tokens would have taken with speculation off, for all and for each sequence."""
+        plain = plain_seconds(done, self.costs.seconds)
+        self.recent.add(done.seconds, plain, done.sequences, done.emitted)
+        for stats, seconds in (
+            (self.stats, plain),
+            *(
+                (span.sequence.stats, plain_seconds(done, self.costs.seconds, len(delta.tokens) if delta else 1))
+                for span, delta in zip(step, outcomes, strict=True)
+            ),
+        ):
+            stats.add_seconds(draft=done.draft, forward=done.forward, verify=done.verify, host=done.host)
+            stats.plain_seconds += seconds
 
     def counts(self) -> Counts:
         """What is going on now, whether a step has run since something changed or not."""
@@ -292,17 +340,24 @@ class Engine:
     def _score_prompt(span: Span, logits: Tensor) -> None:
         """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
         sequence, k = span.sequence, span.sequence.params.prompt_logprobs
-        if k is not None:
-            sequence.prompt_logprobs += [
-                logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
-            ]
+        assert k is not None
+        sequence.prompt_logprobs += [
+            logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
+        ]
 
-    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError | None:
-        """Judge a draft; None where the prompt goes on. An error concerns this sequence alone."""
-        logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
+    def _judge(self, span: Span, forward: Forward, index: int, chosen: Many[int]) -> Verdict | SamplingError | None:
+        """Judge a draft; None where the prompt goes on. An error concerns this sequence alone.
+
+        Args:
+            chosen: as from ``Acceptance.choose``.
+        """
+        rows = forward.rows[index]  # the pending token's, then each node's
         try:
-            self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
-            return self.acceptance.judge(span.sequence, span.draft, logits) if span.complete else None
+            if span.sequence.params.prompt_logprobs is not None:
+                self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
+            if not span.complete:
+                return None
+            return self.acceptance.judge(span.sequence, span.draft, forward.logits[rows], chosen[rows])
         except SamplingError as error:
             return error
 
@@ -321,6 +376,8 @@ class Engine:
             return Delta(sequence.id, (), (), finish_reason="error", error=str(verdict), stats=sequence.stats)
 
         if not sequence.n_output:  # the prompt has just been read to its end
+            sequence.stats.prompt_tokens = sequence.n_prompt
+            self.stats.prompt_tokens += sequence.n_prompt
             self.stats.cached_tokens += sequence.stats.cached_tokens
         reason: FinishReason | None = None
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]

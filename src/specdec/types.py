@@ -104,6 +104,17 @@ class Speculation:
     """Tokens that the output is expected to resemble, for drafters that look text up."""
 
 
+@dataclass(slots=True)
+class Times:
+    """When a sequence was queued and when its first pass began, by ``time.perf_counter``.
+
+    The engine writes each once, so other threads may read them while it runs.
+    """
+
+    added: float = 0.0
+    begun: float | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One request's state. Holds committed tokens only: a draft is a separate value until it is verified.
@@ -127,6 +138,7 @@ class Sequence:
     salt: str = ""
     """Sequences of different salts share no cached blocks."""
     speculation: Speculation = Speculation()
+    times: Times = field(default_factory=Times)
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
     n_entered: int = 0

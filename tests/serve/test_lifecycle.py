@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,10 +15,24 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from checkpoints import tiny
-from safetensors.torch import load_file, save_file
-from serving import ROUTES, Running, along, asking, copy, error_of, frames_of, joined, one_of, serving, slowed, until, words_llm
+from serving import (
+    ROUTES,
+    Running,
+    along,
+    asking,
+    call,
+    copy,
+    error_of,
+    frames_of,
+    joined,
+    one_of,
+    poisoned,
+    serving,
+    slowed,
+    until,
+    words_llm,
+)
 
 from specdec.llm import LLM
 
@@ -37,19 +50,9 @@ def slow(tiny_folder: Path) -> Iterator[Running]:
         yield running
 
 
-def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and keep the bare connection, unread."""
-    host, port = server.url.removeprefix("http://").split(":")
-    data = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
-
-
 def finished(metrics: dict[str, float]) -> dict[str, float]:
     """Ended sequences by reason."""
-    return {reason: metrics[f"specdec:sequences_finished_total{{{reason}}}"] for reason in ("stop", "length", "abort", "error")}
+    return {reason: metrics[f"specdec:request_success_total{{{reason}}}"] for reason in ("stop", "length", "abort", "error")}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -59,7 +62,7 @@ def test_hanging_up_frees_everything_at_once(slow: Running, route: str, streamed
     before = finished(slow.settled())
     for delay, text in ((0.05, "a" * 150), (0.2, "a"), (0.0, "a")):
         connection = call(slow, route, {**asking(route, text, **LONG), "stream": streamed})
-        until(lambda: slow.metrics()["specdec:running"] == 1, 2)
+        until(lambda: slow.metrics()["specdec:num_requests_running"] == 1, 2)
         time.sleep(delay)
         connection.close()
         slow.settled(0.5)
@@ -71,11 +74,11 @@ def test_hanging_up_frees_everything_at_once(slow: Running, route: str, streamed
 def test_gauges_return_when_all_go(slow: Running) -> None:
     """C44: eight streams dropped together, nothing sent afterwards: gauges are right without another pass."""
     connections = [call(slow, ROUTES[0], {"prompt": "a", **LONG, "stream": True}) for _ in range(8)]
-    until(lambda: slow.metrics()["specdec:running"] == 8, 2)
+    until(lambda: slow.metrics()["specdec:num_requests_running"] == 8, 2)
     for connection in connections:
         connection.close()
     now = slow.settled(1)
-    assert now["specdec:blocks_used"] == 0
+    assert now["specdec:kv_cache_usage_perc"] == 0
     assert min(now.values()) >= 0
 
 
@@ -90,23 +93,15 @@ def test_ends_are_counted_by_reason(tmp_path: Path) -> None:
             server.ask(prompt=" a", temperature=0, max_tokens=1)
         for streamed in (True, False):
             connection = call(server, ROUTES[0], {"prompt": " a", **LONG, "stream": streamed})
-            until(lambda: server.metrics()["specdec:running"] == 1, 2)
+            until(lambda: server.metrics()["specdec:num_requests_running"] == 1, 2)
             connection.close()
             server.settled()
         server.refused(prompt=" a", n=0)
         after = server.settled()
         ends = {reason: n - finished(before)[reason] for reason, n in finished(after).items()}
         assert ends == {"stop": 3, "length": 2, "abort": 2, "error": 0}
-        assert after["specdec:sequences_started_total"] - before["specdec:sequences_started_total"] == 7
+        assert after["specdec:requests_started_total"] - before["specdec:requests_started_total"] == 7
         assert after["specdec:requests_refused_total{400}"] == 1
-
-
-def poisoned(folder: Path, token: int) -> Path:
-    """The same model whose embedding of one token is NaN."""
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][token] = torch.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -186,7 +181,7 @@ def test_a_dead_engine_is_told(tiny_folder: Path, caplog: pytest.LogCaptureFixtu
     llm = slowed(load(tiny_folder), 0.01)
     with serving(llm) as server:
         connections = [call(server, ROUTES[0], {"prompt": "a", **LONG, "stream": streamed}) for streamed in (True, True, False)]
-        until(lambda: server.metrics()["specdec:running"] == 3, 2)
+        until(lambda: server.metrics()["specdec:num_requests_running"] == 3, 2)
         time.sleep(0.1)
 
         def die() -> None:
@@ -265,7 +260,7 @@ def test_stopping_in_good_order(tiny_folder: Path, grace: float) -> None:
     llm = slowed(load(tiny_folder), 0.01)
     with serving(llm, shutdown_seconds=grace) as server:
         connection = call(server, ROUTES[0], {"prompt": "a", **LONG, "max_tokens": 100, "stream": True})
-        until(lambda: server.metrics()["specdec:running"] == 1, 2)
+        until(lambda: server.metrics()["specdec:num_requests_running"] == 1, 2)
         time.sleep(0.1)
         server.server.should_exit = True
         if grace:

@@ -258,7 +258,12 @@ def test_the_queue_has_a_limit(tiny_folder: Path) -> None:
         assert server.refused(**{**body, "n": 3})["message"].startswith("the request asks for 3 answers")
         for n_waiting in (0, 1):  # the first may itself be seen waiting before its first pass
             pool.submit(httpx.post, server.url + ROUTES[0], json=body, timeout=20)
-            until(lambda n=n_waiting: (m := server.metrics())["specdec:running"] == 1 and m["specdec:waiting"] == n, 10)
+            until(
+                lambda n=n_waiting: (
+                    (m := server.metrics())["specdec:num_requests_running"] == 1 and m["specdec:num_requests_waiting"] == n
+                ),
+                10,
+            )
         response = server.post(ROUTES[0], **body)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.bench.prompts import Prompt, digest
-from specdec.bench.provenance import provenance
+from specdec.bench.provenance import model_name, provenance
 from specdec.bench.result import MODES, Report, Timing
 from specdec.bench.summary import gaps, summarise
 from specdec.config import ConfigError, SamplingParams
@@ -239,7 +239,7 @@ def _timing(
 
 def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return provenance(
-        model=Path(llm.name).name if Path(llm.name).is_absolute() else llm.name,
+        model=model_name(llm.name),
         precision=llm.precision,
         kernels=llm.kernels.name,
         prompts=len(prompts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,6 +43,13 @@ def serve(
     shutdown_seconds: Annotated[
         float, _option(help="How long running requests may go on at the end.")
     ] = _DEFAULT.shutdown_seconds,
+    log_format: Annotated[
+        Literal["text", "json"], _option(help="One line per request and warning, on stderr: for people, or an object of JSON.")
+    ] = "text",
+    otlp_endpoint: Annotated[
+        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs specdec\\[otel].")
+    ] = None,
+    trace_sample: Annotated[float | None, _option(help="Share of the traces that are kept, 0 to 1.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
 ) -> None:
     """Serve a model over HTTP, to OpenAI's clients among others; docs/serving.md has the routes.
@@ -59,11 +66,15 @@ def serve(
         stalled_seconds=stalled_seconds,
         stream_rate=stream_rate,
         shutdown_seconds=shutdown_seconds,
+        otlp_endpoint=otlp_endpoint,
+        trace_sample=trace_sample,
     )
     llm = model.load(progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
 
+    from specdec.serve.logs import configure
     from specdec.serve.server import Server
 
+    configure(log_format)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
     server.run()
     if not server.started:
@@ -76,4 +87,5 @@ def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
     speculation = ", ".join(filter(None, (*drafters, render.accepted_by(engine.acceptance.facts)))) if drafters else "off"
     typer.echo(f"  speculation: {speculation}; API keys: {len(config.api_keys) or 'none, open to all'}")
+    typer.echo(f"  playground {address}/")
     typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")

@@ -13,6 +13,8 @@ own until the pass is over, and are overwritten by what is fed next.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -31,8 +33,11 @@ from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
 from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
-MOST_HELD = 64
+MOST_HELD = 256
 """Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
+
+FADE = 32
+"""Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
 
 
 @dataclass(slots=True)
@@ -90,8 +95,21 @@ class RecurrentDrafter(Drafter):
         self._least = config.trained_min_probability
         self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
+        self._token, self._row = math.inf, 0.0
+        self._seconds = 0.0
+        """Of a level of a tree beyond the first, running mean."""
+        self._likely = 1.0
+        """Chance of the best first token, running mean: what the best child of a node is expected to have too."""
         self.draws = draws
         self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
+
+    def weigh(self, token: float, row: float) -> None:
+        self._token, self._row = token, row
+
+    @torch.inference_mode()
+    def read(self, sequences: Many[Sequence]) -> None:
+        tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
+        self._feed([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -109,13 +127,15 @@ class RecurrentDrafter(Drafter):
                 known.append((sequence, track))
         if not asked:
             return drafts
-        self._feed([(sequence, track) for sequence, track in known if track.n_held])
         growths = [
             self._drawings.start(sequence, budgets[i])
             or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
-        self._grow(known, growths)
+        logits = self._feed([(sequence, track) for sequence, track in known if track.n_held])
+        if logits is None or len(logits) < len(known):
+            logits = self._layers.logits(torch.stack([track.tips[0] for _, track in known]), 0)
+        self._grow(known, growths, logits)
         for i, growth in zip(asked, growths, strict=True):
             drafts[i] = growth.draft(self.name)
         return drafts
@@ -130,12 +150,17 @@ class RecurrentDrafter(Drafter):
     def n_bytes(self) -> int:
         return packed_bytes(self._head) + self._output_bytes + self._layers.pool.n_bytes + self._features.n_bytes
 
-    def _feed(self, known: Many[tuple[Sequence, Track]]) -> None:
-        """Run the rows that sequences hold through every module, as far as their tokens are known."""
+    def _feed(self, known: Many[tuple[Sequence, Track]]) -> Tensor | None:
+        """Run the rows that sequences hold through every module, as far as their tokens are known.
+
+        Returns:
+            What the first module says after each sequence's last row, [S, Vd]; None without sequences.
+        """
         if not known:
-            return
+            return None
         tables = self._layers.tables([sequence for sequence, _ in known])
-        states = self._head.start(torch.cat([part for _, track in known for part in track.held]))  # [N, d]
+        states = self._head.start(self._features.features([track for _, track in known]))  # [N, d]
+        said: Tensor | None = None
         inside = [range(track.fed, track.stop) for _, track in known]  # rows of each sequence that lie in states
         tips: list[tuple[Track, int, Tensor]] = []
         for module in range(self._last + 1):
@@ -162,26 +187,34 @@ class RecurrentDrafter(Drafter):
                 break
             if module:
                 states = _pick(states, carried, sources)
-            states, _ = self._layers.run(module, states, rows, tables)
-            last = states[[row for _, row in ended]]  # a copy, so that the other states can go
+            last_rows = [row for _, row in ended]
+            states, logits = self._layers.run(module, states, rows, tables, () if module else last_rows)
+            said = logits if said is None else said
+            last = states[last_rows]  # a copy, so that the other states can go
             tips += [(track, module, tip) for (track, _), tip in zip(ended, last.unbind(), strict=True)]
         for track, module, tip in tips:
             track.tips[module : module + 1] = [tip]
         for _, track in known:
             track.fed, track.held, track.n_held = track.stop, [], 0
+        return said
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing]) -> None:
-        """Grow one tree per sequence, a depth at a time, all of them in the same passes."""
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], logits: Tensor) -> None:
+        """Grow one tree per sequence, a depth at a time, all of them in the same passes, as long as that pays.
+
+        Args:
+            logits: [S, Vd] after the last committed rows.
+        """
         tables: Tensor | None = None
         states = torch.stack([track.tips[0] for _, track in known])  # [S, d]
         leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
         taken = [0] * len(known)
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
-        logits = self._layers.logits(states, 0)  # [leaves, Vd]
         for depth in range(1, self._depth + 1):
             self._add_children(depth, logits, leaves, known, growths)
-            if depth == self._depth:
+            parents = [self._worthwhile(growth) for growth in growths]
+            if depth == self._depth or not self._pays(growths, parents):
                 return
+            began = time.perf_counter()
             module = min(depth, self._last)
             if module == depth:
                 taken = [0] * len(known)  # no drafted row of this module is there yet
@@ -190,13 +223,13 @@ class RecurrentDrafter(Drafter):
             carried: list[Tensor] = []  # and of what is put behind them
             above = {(leaf.owner, leaf.node): leaf for leaf in leaves}
             leaves = []
-            for owner, ((sequence, track), growth) in enumerate(zip(known, growths, strict=True)):
+            for owner, ((sequence, track), growth, nodes) in enumerate(zip(known, growths, parents, strict=True)):
                 end = len(sequence.tokens) - 1  # the first slot behind the committed rows of the first module
                 n_rows = depth if module == depth else 1
                 room = (sequence.table.n_slots - end - taken[owner]) // n_rows
                 if n_rows > track.stop - track.first:
                     room = 0  # a row that these would rest on was not observed
-                for node in growth.next()[:room]:
+                for node in nodes[:room]:
                     parent = above[owner, growth.parents[node]]
                     tokens = [*parent.tokens, growth.tokens[node]]
                     path = list(range(end + taken[owner], end + taken[owner] + n_rows))
@@ -220,6 +253,33 @@ class RecurrentDrafter(Drafter):
                 tables = self._layers.tables([sequence for sequence, _ in known])
             wanted = [leaf.rows[-1] for leaf in leaves]
             states, logits = self._layers.run(module, _pick(states, carried, sources), rows, tables, wanted)
+            seconds = time.perf_counter() - began
+            self._seconds = (
+                self._seconds + (min(seconds, 4 * self._seconds) - self._seconds) / FADE if self._seconds else seconds
+            )
+
+    def _gain(self, growth: Growth, node: int) -> float:
+        """Seconds that a child of a node is expected to save, drafting it not deducted."""
+        return growth.values[node] * self._likely * self._token - self._row
+
+    def _worthwhile(self, growth: Growth | Drawing) -> list[int]:
+        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows.
+
+        The shape of a drawn tree is fixed: whether a node is there must not depend on what was drawn above it.
+        """
+        if isinstance(growth, Drawing):
+            return growth.next()
+        return [node for node in growth.next() if self._gain(growth, node) > 0]
+
+    def _pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
+        """Is what another level is expected to save more than the time it takes?"""
+        saved = 0.0
+        for growth, nodes in zip(growths, parents, strict=True):
+            if isinstance(growth, Drawing):
+                saved = math.inf if nodes else saved
+            else:
+                saved += sum(self._gain(growth, node) for node in nodes)
+        return saved > self._seconds
 
     def _add_children(
         self,
@@ -238,6 +298,10 @@ class RecurrentDrafter(Drafter):
             self._kernels,
             self._vocabulary,
         )
+        if depth == 1:
+            for growth in growths:
+                if isinstance(growth, Growth) and growth.values:
+                    self._likely += (growth.values[0] - self._likely) / FADE
 
 
 def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:

@@ -89,7 +89,7 @@ class Body(Strict):
     prediction: Prediction | None = Field(None, description="Text that the answer may resemble; drafts are taken from it.")
     cache_salt: str | None = Field(None, description="Only requests of the same salt (and key) share cached prefixes.")
     return_token_ids: bool | None = Field(None, description="Give the ids of prompt and answer.")
-    stats: bool | None = Field(None, description="Give counters of each choice, and the drafter of each token.")
+    stats: bool | None = Field(None, description="Give counters of each choice, and the drafter and the text of each token.")
     user: str | None = Field(None, description="Has no effect.")
     metadata: dict[str, str] | None = Field(None, description="Has no effect.")
     store: bool | None = Field(None, description="Has no effect: nothing is stored.")

@@ -93,6 +93,7 @@ class Shape(ABC):
             extras["token_ids"] = piece.tokens
         if self._body.stats:
             extras["token_sources"] = piece.sources
+            extras["token_texts"] = piece.texts
             if piece.finish_reason:
                 extras["stats"] = {"seed": choice.asked_seed, **choice.stats}
         if self._body.prompt_logprobs is not None and piece.start == 0:
