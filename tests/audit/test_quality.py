@@ -34,7 +34,7 @@ def test_a_precision_is_measured_against_fp32(llm: LLM, in_fp32, tmp_path: Path)
     """8-bit blocks cost a little and not nothing; the model against itself costs exactly nothing."""
     text = tmp_path / "words.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 12)
-    check = check_quality(llm, in_fp32, text, 256)
+    check = check_quality(llm, in_fp32, text, 256, 60)
     assert check.status == "measured"
     assert 0 < abs(check.details["added"]) < 0.2
     assert check.details["text"] == "words.txt"
@@ -45,17 +45,22 @@ def test_a_precision_is_measured_against_fp32(llm: LLM, in_fp32, tmp_path: Path)
 
 def test_fp32_is_not_measured_against_itself(folder: Path) -> None:
     llm = LLM(str(folder), precision="fp32", self_test=False)
-    check = check_quality(llm, lambda: pytest.fail("loaded again"), None, 256)
+    check = check_quality(llm, lambda: pytest.fail("loaded again"), None, 256, 60)
     assert check.status == "measured"
     assert not check.details
 
 
 def test_a_model_that_would_not_fit_twice_is_left_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000})())
-    check = check_quality(llm, lambda: pytest.fail("loaded all the same"), None, 256)
+    check = check_quality(llm, lambda: pytest.fail("loaded all the same"), None, 256, 60)
     assert check.status == "left out"
     assert "fp32" in check.summary
 
 
 def test_losses_are_finite(llm: LLM) -> None:
     assert all(torch.isfinite(found).all() for found in losses(llm.engine.model, llm.kernels, [[97, 98, 99]]))
+
+
+def test_the_text_is_cut_to_the_time(llm: LLM, in_fp32) -> None:
+    assert check_quality(llm, in_fp32, None, 2048, 1e-6).status == "left out"
+    assert check_quality(llm, in_fp32, None, 2048, 1e6).details["tokens"] == 8 * 255

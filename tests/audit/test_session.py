@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from specdec.audit import law, session
 from specdec.audit.identity import check_cell, core, grid, n_pairs
 from specdec.audit.law import World, _through_the_engine, cut_world
 from specdec.audit.report import TITLES, Check, Report, save
@@ -19,14 +20,24 @@ from specdec.audit.session import Plan, audit
 from specdec.audit.workshop import STATES, Cell, Workshop
 from specdec.config import ConfigError
 from specdec.llm import LLM
+from specdec.verify.broken import BROKEN
 
 FAULT = {fault.name: fault for fault in FAULTS}
 
 
-def test_a_sound_engine_is_not_called_different(report: Report) -> None:
-    assert report.verdict != "different", [check.summary for check in report.failed]
-    assert {check.status for check in report.of("rows")} <= {"passed", "left out"}
-    assert report.of("identity")[0].name == "recomputed"
+def test_a_sound_engine_is_exact(llm: LLM, in_fp32, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From end to end, with time enough for all but most of the grid: every part passes, every fault and rule is caught."""
+    monkeypatch.setattr(session, "PREPARING", 0.0)
+    monkeypatch.setattr(law, "DRAWS", 250)
+    monkeypatch.setattr(session, "grid", lambda workshop, batches: grid(workshop, batches)[:8])
+    parts = []
+    report = audit(llm, Plan(minutes=20, max_tokens=14), in_fp32, lambda part, check: check or parts.append(part))
+    assert (report.verdict, report.exit_code) == ("exact", 0), report.statement
+    assert parts == [
+        "rows", "plain decoding", "identity", "broken engines", "broken rules", "laws", "quality", "identity",
+    ]  # fmt: skip
+    assert len(report.of("teeth")) == len(FAULTS) + len(BROKEN)
+    assert not any(check.status in ("left out", "failed", "not reached") for check in report.checks)
 
 
 def test_json_is_strict_and_its_shape_is_kept(report: Report, tmp_path) -> None:
@@ -115,7 +126,7 @@ def test_rows_that_depend_on_their_company_fail(llm: LLM, monkeypatch: pytest.Mo
         return (logits * (1 + 2**-22) if len(batch.tokens) > 8 else logits), found
 
     monkeypatch.setattr(type(model), "forward", sloppy)
-    checks = {check.name: check for check in check_rows(model, llm.kernels, llm.config, lambda: False)}
+    checks = {check.name: check for check in check_rows(model, llm.kernels, llm.config, lambda seconds: False)}
     assert checks["4 rows"].status == "passed"
     assert checks["16 rows"].status == "failed"
     assert checks["16 rows"].details["forms"][0]["largest"] > 0

@@ -63,13 +63,13 @@ def test_a_fault_counts_only_where_a_sound_engine_has_passed(workshop: Workshop,
 
 
 def test_faults_are_left_out_by_name_when_time_is_up(workshop: Workshop, cells) -> None:
-    (check,) = check_faults(workshop, cells, lambda: True)
+    (check,) = check_faults(workshop, cells, lambda seconds: True)
     assert check.status == "left out"
     assert check.details["faults"] == len(FAULTS)
 
 
 def test_every_broken_rule_is_caught(workshop: Workshop) -> None:
-    checks = list(check_broken_rules(workshop, lambda: False))
+    checks = list(check_broken_rules(workshop, lambda seconds: False))
     assert [check.status for check in checks] == ["passed"] * len(BROKEN), [c.summary for c in checks if c.status != "passed"]
 
 

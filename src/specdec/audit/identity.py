@@ -89,10 +89,15 @@ def _pairs(cell: Cell) -> set[Pair]:
     return set(itertools.combinations(enumerate(factors), 2))
 
 
-def check_cells(workshop: Workshop, cells: Many[Cell], replay: Replay, enough: Callable[[], bool]) -> Iterator[Check]:
-    """Run cells until the time for them is up."""
+def check_cells(workshop: Workshop, cells: Many[Cell], replay: Replay, enough: Callable[[float], bool]) -> Iterator[Check]:
+    """Run cells until the time for them is up.
+
+    Args:
+        enough: would it be up in so many seconds?
+    """
+    seconds = 0.0
     for i, cell in enumerate(cells):
-        if enough():
+        if enough(seconds):
             done, all_pairs = n_pairs(cells[:i]), n_pairs(cells)
             yield Check(
                 "identity", f"{len(cells) - i} further cells", "left out",
@@ -100,7 +105,9 @@ def check_cells(workshop: Workshop, cells: Many[Cell], replay: Replay, enough: C
                 details={"cells": len(cells) - i, "pairs_met": done, "pairs": all_pairs},
             )  # fmt: skip
             return
-        yield check_cell(workshop, cell, replay, turn=i)
+        check = check_cell(workshop, cell, replay, turn=i)
+        seconds = check.seconds  # the next one will take about as long
+        yield check
 
 
 def check_cell(workshop: Workshop, cell: Cell, replay: Replay, turn: int = 0) -> Check:

@@ -147,7 +147,7 @@ def alarm() -> float:
     return FALSE_ALARM / (4 * n_tests())
 
 
-def check_laws(workshop: Workshop, enough: Callable[[], bool]) -> Iterator[Check]:
+def check_laws(workshop: Workshop, enough: Callable[[float], bool]) -> Iterator[Check]:
     """Every right rule, every broken one, and the engine as it is configured."""
     worlds = [cut_world(workshop.llm, request.prompt) for request in workshop.requests[:3:2]]
     waiting: list[tuple[str, Callable[[], Check]]] = [
@@ -157,16 +157,16 @@ def check_laws(workshop: Workshop, enough: Callable[[], bool]) -> Iterator[Check
     yield from _until("law", waiting, enough)
 
 
-def check_broken_rules(workshop: Workshop, enough: Callable[[], bool]) -> Iterator[Check]:
+def check_broken_rules(workshop: Workshop, enough: Callable[[float], bool]) -> Iterator[Check]:
     """The broken rules must be caught by what the right ones have passed."""
     worlds = [cut_world(workshop.llm, request.prompt) for request in workshop.requests[:3:2]]
     waiting = [(name, lambda broken=broken: _wrong(broken.rule, worlds)) for name, broken in BROKEN.items()]
     yield from _until("teeth", waiting, enough)
 
 
-def _until(section: str, waiting: Many[tuple[str, Callable[[], Check]]], enough: Callable[[], bool]) -> Iterator[Check]:
+def _until(section: str, waiting: Many[tuple[str, Callable[[], Check]]], enough: Callable[[float], bool]) -> Iterator[Check]:
     for i, (_, check) in enumerate(waiting):
-        if enough():
+        if enough(0.0):
             names = ", ".join(name for name, _ in waiting[i:])
             yield Check(section, f"{len(waiting) - i} further rules", "left out", f"no time was left for {names}")
             return

@@ -23,6 +23,9 @@ from specdec.runner.probe import Probe
 WINDOW = 256
 """Tokens of a window; its first token is not scored."""
 
+FP32_COST = 5
+"""Times as long that a window may take in fp32, the loading of its weights included."""
+
 SPREAD = 8
 """Times the memory of its blocks that a model may need in fp32."""
 
@@ -80,8 +83,8 @@ def cost(found: Many[Tensor], reference: Many[Tensor]) -> Cost:
     )
 
 
-def check_quality(llm: LLM, in_fp32: Callable[[], Model], text: Path | None, n_tokens: int) -> Check:
-    """Measure the audited precision; there is no right or wrong about it."""
+def check_quality(llm: LLM, in_fp32: Callable[[], Model], text: Path | None, n_tokens: int, seconds: float) -> Check:
+    """Measure the audited precision, on as much of the text as there are seconds for; there is no right or wrong about it."""
     started = time.perf_counter()
     name = text.name if text else "the prompts that ship"
     if llm.precision == "fp32":
@@ -95,7 +98,13 @@ def check_quality(llm: LLM, in_fp32: Callable[[], Model], text: Path | None, n_t
     cut = windows(llm.tokenizer, content, n_tokens, length)
     if len(cut[0]) < 2 or max(map(max, cut)) >= llm.engine.model.shape.vocab_size:
         return Check("quality", "likelihood", "left out", f"{name} cannot be written in this model's vocabulary")
-    ours = losses(llm.engine.model, llm.kernels, cut)
+    began = time.perf_counter()
+    ours = losses(llm.engine.model, llm.kernels, cut[:1])
+    affordable = int(seconds / ((time.perf_counter() - began) * (1 + FP32_COST)))
+    if affordable < 1:
+        return Check("quality", "likelihood", "left out", "no time was left")
+    cut = cut[:affordable]
+    ours += losses(llm.engine.model, llm.kernels, cut[1:]) if len(cut) > 1 else []
     reference = losses(in_fp32(), llm.kernels, cut)
     found = cost(ours, reference)
     summary = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.bench import prompts as texts
-from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.config import BLOCK_SIZE, ConfigError, SamplingParams
 from specdec.llm import LLM
 from specdec.models.errors import TextError
 
@@ -45,11 +45,15 @@ class Scouted:
 
 
 def make_prompts(llm: LLM, max_tokens: int) -> list[tuple[int, ...]]:
-    """Prompts that leave room for an answer: texts, repetitions, block borders, and two that share a block and no prefix."""
+    """Prompts that leave room for an answer: texts, repetitions, block borders, and two that share a block and no prefix.
+
+    Raises:
+        ConfigError: the context has no room for prompts beside such answers.
+    """
     vocab_size = llm.engine.model.shape.vocab_size
     most = min(MOST_PROMPT, llm.engine.max_len - max_tokens)
     if most < 2:
-        raise ValueError(f"a context of {llm.engine.max_len} tokens has no room for answers of {max_tokens}")
+        raise ConfigError(f"a context of {llm.engine.max_len} tokens has no room for answers of {max_tokens}")
     usable = [token for token in range(min(vocab_size, 4096)) if token not in llm.end_tokens]
     noise = tuple(usable[(7919 * (i + 1)) % len(usable)] for i in range(4 * BLOCK_SIZE))
     # The same second block behind two first ones: who looks blocks up by their own tokens alone takes the wrong one.

@@ -52,7 +52,7 @@ def widths(config: EngineConfig, context: int) -> list[int]:
     return sorted(n for n in tried if n <= min(widest, max(BURST, context - PREFIX) * config.max_sequences))
 
 
-def check_rows(model: Model, kernels: Kernels, config: EngineConfig, enough: Callable[[], bool]) -> Iterator[Check]:
+def check_rows(model: Model, kernels: Kernels, config: EngineConfig, enough: Callable[[float], bool]) -> Iterator[Check]:
     """The self-test, then each width, narrow ones first.
 
     Args:
@@ -64,7 +64,7 @@ def check_rows(model: Model, kernels: Kernels, config: EngineConfig, enough: Cal
     wanted = widths(config, model.shape.context)
     reference = _Reference(model, kernels, max(wanted))
     for rows in wanted:
-        if enough():
+        if enough(0.0):
             left = [n for n in wanted if n >= rows]
             yield Check("rows", f"{left[0]} to {left[-1]} rows", "left out", f"no time was left for {len(left)} widths")
             return

@@ -6,6 +6,7 @@ laws, the rest of the grid, and what the precision costs. Whatever time does not
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from specdec.audit.law import check_broken_rules, check_laws
 from specdec.audit.quality import check_quality
 from specdec.audit.report import Check, Report
 from specdec.audit.rows import check_rows
-from specdec.audit.sabotage import FAULTS
 from specdec.audit.teeth import check_faults
 from specdec.audit.workshop import Cell, Workshop
 from specdec.bench.provenance import provenance
@@ -33,7 +33,7 @@ BATCHES = (1, 3, 8)
 PREPARING = 0.12
 """Share of the time for the plain answers; the cells and the broken engines that use them take a few times as long."""
 
-UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "rest": 1.0}
+UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "quality": 0.95, "rest": 1.0}
 """Where each part must have ended, as a share of the time."""
 
 BY_CHANCE = (
@@ -66,13 +66,13 @@ class Clock:
         self._started, self._seconds = time.monotonic(), 60 * minutes
 
     @property
-    def spent(self) -> float:
-        """Share of the time that is gone; more than 1 after its end."""
-        return (time.monotonic() - self._started) / self._seconds
+    def left(self) -> float:
+        """Seconds; less than 0 after its end."""
+        return self._started + self._seconds - time.monotonic()
 
-    def until(self, share: float) -> Callable[[], bool]:
-        """A function that says whether so much of the time is gone."""
-        return lambda: self.spent >= share
+    def until(self, share: float) -> Callable[[float], bool]:
+        """A function that says whether this share of the time is gone, or would be in so many seconds."""
+        return lambda seconds: self.left - seconds <= (1 - share) * self._seconds
 
 
 def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[str, Check | None], None]) -> Report:
@@ -90,38 +90,53 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
         raise ConfigError("speculation is off: there is nothing to compare with plain decoding")
     clock = Clock(plan.minutes)
     workshop = Workshop(llm, plan.max_tokens)
+
+    def until(part: str) -> Callable[[float], bool]:
+        return clock.until(UNTIL[part])
+
     required = REQUIRED if workshop.rule.keeps == "tokens" else (*REQUIRED, "law")
     report = Report(_subject(llm), provenance(), {"minutes": plan.minutes, "max_tokens": plan.max_tokens}, required)
     if workshop.rule.keeps != "tokens":
         report.notes.append(BY_CHANCE.format(rule=workshop.rule.name))
 
-    def add(part: str, checks: Iterable[Check]) -> None:
+    def add(part: str, checks: Callable[[], Iterable[Check]]) -> None:
         told(part, None)
-        for check in checks:
+        for check in checks():
             report.checks.append(check)
             told(part, check)
 
-    model, kernels = llm.engine.model, llm.kernels
-    add("rows", check_rows(model, kernels, llm.config, clock.until(UNTIL["rows"])))
-    told("plain decoding", None)
-    workshop.prepare(PREPARING * 60 * plan.minutes)
-    replay = Replay(llm, max(len(r.prompt) + plan.max_tokens for r in workshop.requests))
-    add("plain decoding", [check_recomputed(workshop, replay)])
-    n_core, cells = len(core(workshop, max(BATCHES))), grid(workshop, BATCHES)
+    def plain() -> Iterator[Check]:
+        workshop.prepare(PREPARING * 60 * plan.minutes)
+        yield check_recomputed(workshop, replay())
+
+    @functools.cache
+    def replay() -> Replay:
+        return Replay(llm, max(len(request.prompt) for request in workshop.requests) + plan.max_tokens)
+
     passed: list[Cell] = []
 
-    def noted(cells: list[Cell], enough: Callable[[], bool]) -> Iterator[Check]:
-        for check, cell in zip(check_cells(workshop, cells, replay, enough), [*cells, None], strict=False):
-            if cell is not None and check.status == "passed":
+    def first_cells() -> Iterator[Check]:
+        cells = core(workshop, max(BATCHES))
+        for cell, check in zip(cells, check_cells(workshop, cells, replay(), until("core")), strict=False):
+            if check.status == "passed":
                 passed.append(cell)
             yield check
 
-    add("identity", noted(cells[:n_core], clock.until(UNTIL["core"])))
-    add("teeth", check_faults(workshop, passed, clock.until(UNTIL["teeth"]), FAULTS))
-    add("teeth", check_broken_rules(workshop, clock.until(UNTIL["teeth"])))
-    add("law", check_laws(workshop, clock.until(UNTIL["law"])))
-    add("quality", [check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS)])
-    add("identity", check_cells(workshop, cells[n_core:], replay, clock.until(UNTIL["rest"])))
+    def other_cells() -> Iterator[Check]:
+        cells = grid(workshop, BATCHES)[len(core(workshop, max(BATCHES))) :]
+        return check_cells(workshop, cells, replay(), until("rest"))
+
+    def quality() -> Iterator[Check]:
+        yield check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS, clock.left - (1 - UNTIL["quality"]) * 60 * plan.minutes)
+
+    add("rows", lambda: check_rows(llm.engine.model, llm.kernels, llm.config, until("rows")))
+    add("plain decoding", plain)
+    add("identity", first_cells)
+    add("broken engines", lambda: check_faults(workshop, passed, until("teeth")))
+    add("broken rules", lambda: check_broken_rules(workshop, until("teeth")))
+    add("laws", lambda: check_laws(workshop, until("law")))
+    add("quality", quality)
+    add("identity", other_cells)
     return report
 
 
