@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plots, from the result files in bench/results.
+"""docs/benchmarks.md, its plots, and the tables and figures of docs/guide.md, from the result files in bench/results.
 
     python bench/report.py [--results bench/results] [--docs docs] [--tables-only]
 
@@ -11,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
+import guide
 from page import document, read
 from servers import read_servers
 
@@ -28,7 +29,10 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
+        guide.draw(arguments.results, arguments.docs / "images")
     (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
+    page = arguments.docs / "guide.md"
+    page.write_text(guide.fill(page.read_text(encoding="utf-8"), arguments.results), encoding="utf-8")
 
 
 def text(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
+import torch
 from checkpoints import chain, path_law
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 
 from specdec.config import ServeConfig
 from specdec.draft.base import Drafter
@@ -89,7 +92,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **config: Any) -> Iterator[Running]:
+def serving(llm: LLM, *, tracing: Any = None, **config: Any) -> Iterator[Running]:
     """Serve a model for the time of the block; afterwards nothing may be held."""
     addresses: list[str] = []
     up = threading.Event()
@@ -98,7 +101,7 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         addresses.append(address)
         up.set()
 
-    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready)
+    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready, tracing)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert up.wait(20), "the server did not start"
@@ -113,6 +116,24 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         if not server.service.worker.failed:
             llm.engine.check()
             assert not llm.engine.has_work, "sequences were left behind"
+
+
+def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and keep the bare connection, unread."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def poisoned(folder: Path, token: int) -> Path:
+    """The same model whose embedding of one token is NaN."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def strict(text: str) -> Any:

@@ -109,11 +109,15 @@ def test_free_rows_have_no_throttle() -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.randoms(use_true_random=False))
 def test_a_mix_of_passes_is_their_mean(drafts: list[int], rng: random.Random) -> None:
     """Passes of any lengths, counted by depth as the engine counts them, cost and emit what they do one by one."""
+
+    def cost(rows: int) -> float:
+        return 2.0 + 0.1 * rows**2
+
     accepted = [rng.randint(0, k) for k in drafts]
     by_depth = ([sum(n >= depth for n in some) / len(drafts) for depth in range(1, 7)] for some in (drafts, accepted))
     mix = Mix(*by_depth)
     assert mix.tokens == pytest.approx(1 + sum(accepted) / len(drafts))
-    mean = sum(SLOPE(k + 1) for k in drafts) / len(drafts)
-    assert mix.rows(SLOPE) == pytest.approx(mean / SLOPE(1))
-    expected = mix.tokens / (0.2 + 0.9 * mean / SLOPE(1))
-    assert mix.speedup(Prices(host=0.1, cost=SLOPE), beside=0.2) == pytest.approx(expected)
+    mean = sum(cost(k + 1) for k in drafts) / len(drafts)
+    assert mix.rows(cost) == pytest.approx(mean / cost(1))
+    expected = mix.tokens / (0.2 + 0.9 * mean / cost(1))
+    assert mix.speedup(Prices(host=0.1, cost=cost), beside=0.2) == pytest.approx(expected)

@@ -195,10 +195,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Which drafters run and how wide a burst may be. None of it changes a token."""
+    """Which drafters run, how wide a burst may be, and how it is judged. Only ``acceptance`` can change a token."""
 
     drafters: tuple[str, ...] = ("suffix", "trained", "recycling")
     """Names from DRAFTERS, best first; empty is plain decoding."""
+    acceptance: str = "coupled"
+    """The rule, from ACCEPTANCES, by which drafted tokens are accepted. Above temperature 0 all but ``coupled`` give other
+    tokens than plain decoding, and all but ``typical``, which is lossy, of the same law; ``greedy`` is for temperature 0."""
     max_nodes: int = 16
     """Most drafted nodes a sequence verifies in one pass; how many really are is decided by what they cost and bring."""
 
@@ -250,6 +253,7 @@ class SpeculationConfig:
             _require(name in DRAFTERS, "drafters", name, rule)
         _require(len(set(self.drafters)) == len(self.drafters), "drafters", self.drafters, "a list without repeats")
         object.__setattr__(self, "drafters", tuple(self.drafters))
+        _require(self.acceptance in ACCEPTANCES, "acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
         _require_integer("max_nodes", self.max_nodes, 1, 64, "an integer in [1, 64]")
         _require_integer("ngram_max", self.ngram_max, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_min", self.ngram_min, 1, self.ngram_max, f"an integer in [1, ngram_max={self.ngram_max}]")

@@ -1,6 +1,7 @@
 """The step loop: schedule, draft, forward, verify, commit. Token ids in, Deltas out; it knows no text.
 
-Plain decoding is the empty draft. What a drafter proposes decides how many tokens a pass emits, never which.
+Plain decoding is the empty draft. What a drafter proposes decides how many tokens a pass emits and, unless another rule of
+acceptance than the coupled one was chosen, never which.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from specdec import attention, draft
+from specdec.acceptance import Acceptance
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
-from specdec.kernels.base import Draw, Kernels
+from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
@@ -30,7 +32,7 @@ from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
-from specdec.sampling import History, SamplingError, choose, draw_of, logprob
+from specdec.sampling import History, SamplingError, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
 from specdec.types import (
@@ -44,10 +46,9 @@ from specdec.types import (
     Step,
     Stopper,
     Times,
-    TokenLogprob,
     Verdict,
 )
-from specdec.verify import follow
+from specdec.verify import RULES, Rule
 
 __all__ = ["Counts", "Engine", "RequestError"]
 
@@ -76,12 +77,20 @@ class Engine:
         kernels: its arithmetic, used by the sampler too.
         config: limits and speculation.
         drafter: used instead of the one that ``config.speculation`` names.
+        rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence.
+        ConfigError: the pool cannot hold the longest sequence, or the rule would not be exact with these drafters.
     """
 
-    def __init__(self, model: Model, kernels: Kernels, config: EngineConfig, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        rule: Rule | None = None,
+    ) -> None:
         shape, speculation = model.shape, config.speculation
         self.max_len = min(config.max_len or shape.context, shape.context)
         longest = blocks_for(self.max_len)
@@ -94,7 +103,9 @@ class Engine:
         self.model = model
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
-        self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks))
+        rule = rule or RULES[speculation.acceptance]
+        self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks), rule.siblings)
+        self.acceptance = Acceptance(rule, self.drafters, kernels)
         self.cache = PrefixCache(self.allocator) if config.prefix_cache else None
         self.scheduler = Scheduler(
             self.allocator,
@@ -103,16 +114,14 @@ class Engine:
             max_nodes=speculation.max_nodes if self.drafter else 0,
             cache=self.cache,
         )
-        parts = self.drafter.drafters if isinstance(self.drafter, Merge) else (self.drafter,) if self.drafter else ()
         self._limits = Limits(
             shape.vocab_size,
             self.max_len,
-            tuple(part.name for part in parts),
-            frozenset(part.name for part in parts if part.prediction),
+            tuple(part.name for part in self.drafters),
+            frozenset(part.name for part in self.drafters if part.prediction),
         )
-        self.stats = Stats()
+        self.stats = Stats(**self.acceptance.facts)
         self.recent = Recent()
-        self._kernels = kernels
         self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -122,7 +131,7 @@ class Engine:
             _log.warning("%s", self.invariance.describe())
         given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
         self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
-        self.budget = Budget(self.drafter, self.costs, self.stats, time.perf_counter) if self.drafter else None
+        self.budget = self._make_budget(self.drafter) if self.drafter else None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -167,6 +176,7 @@ class Engine:
         """
         speculation = speculation or Speculation()
         self._limits.check(prompt, params, stopper is not None, speculation)
+        self.acceptance.check(params)
         tokens = list(prompt)
         limit = self.max_len if params.max_tokens is None else min(self.max_len, len(tokens) + params.max_tokens)
         # A tokenizer may name end tokens that the model has no row for; those cannot come out.
@@ -181,7 +191,7 @@ class Engine:
             end_tokens=own | frozenset(params.stop_token_ids),
             table=BlockTable(self.allocator),
             history=History.of(tokens, len(tokens)),
-            stats=Stats(),
+            stats=Stats(**self.acceptance.facts),
             stopper=stopper,
             salt=salt,
             speculation=speculation,
@@ -196,6 +206,12 @@ class Engine:
         """End a sequence now and free what it holds; an unknown id is ignored, since it may just have ended."""
         if sequence := self._sequences.get(sequence_id):
             self._release(sequence)
+
+    def preempt(self) -> None:
+        """Preempt the youngest running sequence, if there is one, as a full pool would: audits see so that it does no harm."""
+        if self.scheduler.running:
+            self.scheduler.preempt().stats.preemptions += 1
+            self.stats.preemptions += 1
 
     def step(self) -> list[Delta]:
         """One pass over the model for the sequences whose turn it is.
@@ -219,7 +235,7 @@ class Engine:
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        tokens = self._choose(step, forward)
+        tokens = self.acceptance.choose(step, forward)
         verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
         judged = time.perf_counter()
         outcomes = [self._commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
@@ -293,6 +309,16 @@ class Engine:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
 
+    def _make_budget(self, drafter: Drafter) -> Budget:
+        return Budget(
+            drafter,
+            self.costs,
+            self.stats,
+            time.perf_counter,
+            by_chance=self.acceptance.by_chance,
+            chains=self.acceptance.rule.siblings == "one",
+        )
+
     def _prompt_rows(self, n_decoding: int) -> int:
         """Prompt rows of a pass: as many as keep it within ``step_seconds`` if somebody waits for its next token."""
         most = self._config.prefill_rows
@@ -319,55 +345,18 @@ class Engine:
             logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
         ]
 
-    def _choose(self, step: Step, forward: Forward) -> list[int]:
-        """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
-        draws: list[Draw] = []
-        for span, rows in zip(step, forward.rows, strict=True):
-            sequence = span.sequence
-            if rows.start == rows.stop:  # the prompt goes on
-                continue
-            draw = draw_of(rows.start, sequence.params, sequence.history, sequence.seed)
-            if draw is not None:
-                draws.append(draw)
-                # Noise is too dear for nodes that may be refused, but a largest entry costs less than a call of its own.
-                if sequence.params.greedy:
-                    draws += [draw._replace(row=row) for row in range(rows.start + 1, rows.stop)]
-        tokens = [-1] * len(forward.logits)
-        for draw, token in zip(draws, self._kernels.draw_rows(forward.logits, draws), strict=True):
-            tokens[draw.row] = token
-        return tokens
-
     def _judge(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
-        """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone.
+        """Judge a draft; None where the prompt goes on. An error concerns this sequence alone.
 
         Args:
             tokens: what was chosen of each row of logits, -1 where it was not.
         """
-        sequence = span.sequence
-        params = sequence.params
-        first: int = forward.rows[index].start  # the pending token's row; each node's follow
-        logprobs: list[TokenLogprob] = []
-
-        def pick(node: int, path: Many[int]) -> int:
-            row = first + node + 1
-            token, logits = tokens[row], forward.logits
-            if token < 0:
-                token = choose(
-                    logits[row], params, sequence.history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels
-                )
-            if params.logprobs is not None:
-                logprobs.append(logprob(logits[row], token, params.logprobs))
-            return token
-
         try:
-            if params.prompt_logprobs is not None:
+            if span.sequence.params.prompt_logprobs is not None:
                 self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
-            if not span.complete:
-                return None
-            verdict = follow(span.draft.tree, pick)
+            return self.acceptance.judge(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
         except SamplingError as error:
             return error
-        return verdict if params.logprobs is None else replace(verdict, logprobs=tuple(logprobs))
 
     def _commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
         """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""

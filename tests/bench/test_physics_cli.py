@@ -62,7 +62,7 @@ def test_roofline_end_to_end(saved: Path) -> None:
     result = run("roofline", "--from", str(saved))
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
-    for word in ("memory", "ridge", "decode", "verify", "prefill", "v(M)", "nearly free: bursts of up to"):
+    for word in ("memory", "ridge", "decode", "verify", "prefill", "v(M)", "nearly free:"):
         assert word in result.stdout
     read = roofline.load(saved)
     kinds = [(one.kind, one.rows) for one in read.passes]
@@ -72,7 +72,7 @@ def test_roofline_end_to_end(saved: Path) -> None:
     for one in read.passes:
         assert one.rate <= read.machine.roof(one.intensity) * one.share(read.machine) * 1.001
     costs = read.costs
-    assert costs.seconds(read.nearly_free) <= 1.1 * costs.seconds(1) * 1.001 < 1.002 * costs.seconds(read.nearly_free + 1)
+    assert costs.seconds(read.nearly_free) <= 1.2 * costs.seconds(1) * 1.001 < 1.002 * costs.seconds(read.nearly_free + 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"layout": "other"}', '{"layout": "specdec roofline 1"}', "null"])

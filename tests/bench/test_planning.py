@@ -134,6 +134,12 @@ def test_results_that_give_no_plan() -> None:
         planning.observe(report(*runs))
     with pytest.raises(ConfigError, match="no v"):
         planning.costs_of(measured(v={}))
+    for v in ({"many": 1.0}, {"1": 0.0}, {"1": None}):
+        with pytest.raises(ConfigError, match="costs by rows"):
+            planning.costs_of(measured(v=v))
+    busy = timing("off", "chat-1", 11.0, stats=counters(11, 11, [], [], 1.0, host=50.0))
+    with pytest.raises(ConfigError, match="contradict"):
+        planning.observe(report(busy, measured().runs[1]))
 
 
 def test_memory_of_models(tmp_path: Path) -> None:

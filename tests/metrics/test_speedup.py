@@ -69,8 +69,8 @@ def timed(
         clock.now += 0.3
         return next_()
 
-    def slow_judge(span, forward, index):
-        verdict = judge(span, forward, index)
+    def slow_judge(span, forward, index, chosen):
+        verdict = judge(span, forward, index, chosen)
         clock.now += 0.05 * (1 + len(verdict.path)) if verdict else 0.0
         return verdict
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,20 +15,20 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from checkpoints import tiny
-from safetensors.torch import load_file, save_file
 from serving import (
     PATIENCE,
     ROUTES,
     Running,
     along,
     asking,
+    call,
     copy,
     error_of,
     frames_of,
     joined,
     one_of,
+    poisoned,
     serving,
     slowed,
     until,
@@ -50,16 +49,6 @@ def slow(tiny_folder: Path) -> Iterator[Running]:
     """TINY at 20 ms a pass: an answer of 200 tokens takes four seconds."""
     with serving(slowed(load(tiny_folder, prefill_rows=8), 0.02)) as running:
         yield running
-
-
-def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and keep the bare connection, unread."""
-    host, port = server.url.removeprefix("http://").split(":")
-    data = json.dumps(body).encode()
-    connection = socket.create_connection((host, int(port)))
-    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
 
 
 def finished(metrics: dict[str, float]) -> dict[str, float]:
@@ -116,14 +105,6 @@ def test_ends_are_counted_by_reason(tmp_path: Path) -> None:
         assert ends == {"stop": 3, "length": 2, "abort": 2, "error": 0}
         assert after["specdec:requests_started_total"] - before["specdec:requests_started_total"] == 7
         assert after["specdec:requests_refused_total{400}"] == 1
-
-
-def poisoned(folder: Path, token: int) -> Path:
-    """The same model whose embedding of one token is NaN."""
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][token] = torch.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.mark.parametrize("route", ROUTES)

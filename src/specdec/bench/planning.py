@@ -155,6 +155,8 @@ def observe(report: Report, task: str = ALL, temperature: float | None = None) -
         mix = Mix(*([n / passes for n in _by_depth(on, name)] for name in ("drafted_by_depth", "accepted_by_depth")))
     except (KeyError, ZeroDivisionError) as error:
         raise ConfigError(f"the runs of this result lack what a plan needs: {error}") from error
+    if not 0 <= host < 1:
+        raise ConfigError(f"the seconds of these runs contradict each other: {host:.0%} of a plain step lie beside its pass")
     return Observed(
         acceptance=row.acceptance_by_depth,
         mix=mix,
@@ -186,7 +188,10 @@ def costs_of(report: Report) -> Costs:
     """
     if not report.v:
         raise ConfigError("this result holds no v(M): give the costs of passes in another way")
-    return Costs({int(rows): cost for rows, cost in report.v.items()}, fixed=True)
+    try:
+        return Costs({int(rows): float(cost) for rows, cost in report.v.items()}, fixed=True)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"v of this result must be costs by rows: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

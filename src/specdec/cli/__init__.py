@@ -8,6 +8,7 @@ import typer
 
 from specdec import __version__
 from specdec.cli import bench, train
+from specdec.cli.audit import audit
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.info import info
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, pull, info, roofline, plan):
+for command in (generate, chat, serve, audit, pull, info, roofline, plan):
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(train.app)

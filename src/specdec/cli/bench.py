@@ -44,7 +44,8 @@ def bench(
 ) -> None:
     """Measure the engine with speculation off and on, in turns, over prompts of several tasks.
 
-    The tokens of all runs of a prompt must be the same: if speculation changed one, the exit code is 1. A smaller --limit or
+    The tokens of all runs of a prompt must be the same: if speculation changed one, the exit code is 1 (rules of --acceptance
+    that decide by chance may change them above temperature 0). A smaller --limit or
     --repeats takes less time. `specdec bench compare A.json B.json` puts two results side by side.
     """
     if ctx.invoked_subcommand:

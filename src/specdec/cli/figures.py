@@ -100,7 +100,7 @@ def _costs(axes: Axes, result: Roofline) -> None:
     axes.plot(rows, [one.seconds / first for one in bursts], "o-", color=BLUE, label="v(M), measured")
     axes.plot(rows, [seconds / least[0] for seconds in least], "--", color=GREY, label="by the two rates alone")
     axes.plot(rows, rows, ":", color=GREY, label="M passes of one row")
-    axes.axhspan(1, NEARLY, color=GREEN, alpha=0.2, linewidth=0, label=f"nearly free: to {result.nearly_free} rows")
+    axes.axhspan(1, NEARLY, color=GREEN, alpha=0.2, linewidth=0, label=f"nearly free: to M = {result.nearly_free}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(rows, [str(m) for m in rows])

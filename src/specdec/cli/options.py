@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, DRAFTERS, PRECISIONS, ConfigError, Precision, SamplingParams, SpeculationConfig
+from specdec.config import (
+    ACCEPTANCES,
+    DEFAULT_MODEL,
+    DRAFTERS,
+    PRECISIONS,
+    ConfigError,
+    Precision,
+    SamplingParams,
+    SpeculationConfig,
+)
 from specdec.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -47,6 +56,10 @@ class ModelOptions:
         str | None,
         option(_MODEL, help="The trained drafter: folder, hub id or alias of a head, or a model to draft with."),
     ] = None
+    acceptance: Annotated[
+        str,
+        option(_MODEL, help=f"How drafted tokens are accepted, one of {', '.join(ACCEPTANCES)}; see docs/rules.md."),
+    ] = "coupled"
     max_nodes: Annotated[int | None, option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
     threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
     max_len: Annotated[int | None, option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
@@ -60,7 +73,7 @@ class ModelOptions:
             self.model,
             revision=self.revision,
             precision=cast(Precision, self.precision),
-            speculation=SpeculationConfig.parse(self.speculation, **nodes),
+            speculation=SpeculationConfig.parse(self.speculation, acceptance=self.acceptance, **nodes),
             drafter=self.drafter,
             threads=self.threads,
             max_len=self.max_len,

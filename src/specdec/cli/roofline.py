@@ -91,7 +91,8 @@ def tables(result: Roofline) -> Iterator[RenderableType]:
     cached, widest = result.passes[0].cached, max(one.rows for one in result.passes)
     ideal = widest_within(machine, sizes, cached, widest)
     yield ""
+    rows = result.nearly_free
     yield Text(
-        f"nearly free: bursts of up to {result.nearly_free} rows cost at most {NEARLY:g} times a pass of one.\n"
+        f"nearly free: {'no second row' if rows == 1 else f'up to {rows} rows'}, at {NEARLY:g} times a pass of one at most.\n"
         f"By the two rates alone, {'more than ' if ideal == widest else ''}{ideal} rows are bound by memory."
     )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from specdec.cli import render
 from specdec.cli.options import ModelOptions, command
-from specdec.config import ServeConfig
+from specdec.config import ConfigError, ServeConfig
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
+    from specdec.serve.scale.worker import Ready
 
 _SERVER = "Server"
 _DEFAULT = ServeConfig()
@@ -29,6 +35,7 @@ def serve(
         typer.Option(help="Clients must show one of these; repeatable.", envvar="SPECDEC_API_KEY", rich_help_panel=_SERVER),
     ] = None,
     model_name: Annotated[str | None, _option(help="What clients call the model.")] = None,
+    replicas: Annotated[int, _option(help="Processes that each serve the model, behind one address; docs/scaling.md.")] = 1,
     max_sequences: Annotated[int, _option(help="Most sequences that run at once.")] = 32,
     max_queue: Annotated[int, _option(help="Most sequences that wait; a request beyond gets 429.")] = _DEFAULT.max_queue,
     kv_tokens: Annotated[int | None, _option(help="Tokens that the key and value pool holds.")] = None,
@@ -46,7 +53,7 @@ def serve(
         Literal["text", "json"], _option(help="One line per request and warning, on stderr: for people, or an object of JSON.")
     ] = "text",
     otlp_endpoint: Annotated[
-        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs specdec\\[otel].")
+        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra otel.")
     ] = None,
     trace_sample: Annotated[float | None, _option(help="Share of the traces that are kept, 0 to 1.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
@@ -68,22 +75,65 @@ def serve(
         otlp_endpoint=otlp_endpoint,
         trace_sample=trace_sample,
     )
-    llm = model.load(progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
-
-    from specdec.serve.logs import configure
+    if replicas < 1:
+        raise ConfigError(f"--replicas must be an integer >= 1, got {replicas}")
+    if replicas > 1:
+        load = functools.partial(_load, log_format, max_sequences=max_sequences, kv_tokens=kv_tokens)
+        _serve_replicas(replicas, model, config, host, port, load)
+        return
     from specdec.serve.server import Server
 
-    configure(log_format)
+    llm = _load(log_format, model, progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
     server.run()
     if not server.started:
         raise typer.Exit(1)
 
 
+def _load(log_format: Literal["text", "json"], model: ModelOptions, progress: bool = False, **settings: int | None) -> LLM:
+    """In the process that serves it."""
+    from specdec.serve.logs import configure
+
+    configure(log_format)
+    return model.load(progress=progress, **settings)
+
+
+def _serve_replicas(
+    n: int, model: ModelOptions, config: ServeConfig, host: str, port: int, load: Callable[[ModelOptions], LLM]
+) -> None:
+    from specdec.serve.scale.server import ScaledServer
+
+    if model.threads is None:
+        model = dataclasses.replace(model, threads=max(1, len(os.sched_getaffinity(0)) // n))
+    server = ScaledServer(
+        functools.partial(load, model),
+        config,
+        n,
+        host,
+        port,
+        lambda address, ready: _announce_replicas(n, model, config, address, ready),
+    )
+    typer.echo(f"starting {n} replicas, {model.threads} threads each")
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _announce_replicas(n: int, model: ModelOptions, config: ServeConfig, address: str, ready: Ready) -> None:
+    typer.echo(f"{ready.model} at {address}/v1 ({ready.precision}), {n} replicas with {model.threads} threads each")
+    typer.echo(f"  context {ready.max_len} tokens; speculation: {', '.join(ready.drafters) or 'off'}")
+    _announce_addresses(config, address)
+
+
+def _announce_addresses(config: ServeConfig, address: str) -> None:
+    typer.echo(f"  playground {address}/; API keys: {len(config.api_keys) or 'none, open to all'}")
+    typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")
+
+
 def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     engine, drafters = llm.engine, [drafter.name for drafter in llm.engine.drafters]
     typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
-    typer.echo(f"  speculation: {', '.join(drafters) or 'off'}; API keys: {len(config.api_keys) or 'none, open to all'}")
-    typer.echo(f"  playground {address}/")
-    typer.echo(f"  documentation {address}/docs, metrics {address}/metrics, health {address}/health")
+    speculation = ", ".join(filter(None, (*drafters, render.accepted_by(engine.acceptance.facts)))) if drafters else "off"
+    typer.echo(f"  speculation: {speculation}")
+    _announce_addresses(config, address)

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
-from specdec.types import Draft, Forward, Sequence, Step, Verdict
+from specdec.types import Draft, Forward, Sequence, Siblings, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Drafter(ABC):
     thrifty = False
     """May sequences and passes for which the drafter was not asked be left out of what it observes? It then learns from fewer
     of them, and gets no hidden states."""
+
+    draws: Siblings | None = None
+    """How it draws the children of a node at random, above temperature 0, to say from which laws (``Draft.q``); None: what it
+    drafts is a function of what it has seen."""
 
     prediction: str | None = None
     """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""

@@ -21,7 +21,7 @@ from specdec.draft.base import Drafter
 from specdec.draft.merge import Merge, overlay
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
-from specdec.tree import depths, prune
+from specdec.tree import depths, main_path, prune
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
 
 Kind = tuple[str, int, int]
@@ -134,6 +134,8 @@ class _Plan:
     """Seconds that a token takes in plain decoding."""
     per_row: float = 0.0
     """Seconds that a verified node adds to the pass."""
+    fixed: bool = False
+    """Is what is verified decided beforehand, and not by what it costs?"""
 
 
 class Budget:
@@ -144,14 +146,27 @@ class Budget:
         costs: of a pass; whoever runs passes lets them follow.
         stats: counters over all sequences.
         clock: gives seconds.
+        by_chance: what is verified decides, above temperature 0, which tokens come out. So it may not depend on the clock, or
+            a seed would not give them again: every drafter is asked, and all that it proposes is verified.
+        chains: what is verified so must be a chain: of a tree that is a function of the text, the likeliest path.
     """
 
-    def __init__(self, drafter: Drafter, costs: Costs, stats: Stats, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        costs: Costs,
+        stats: Stats,
+        clock: Callable[[], float],
+        *,
+        by_chance: bool = False,
+        chains: bool = False,
+    ) -> None:
         self.costs = costs
         self._drafters = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
         self._predicting = {part.prediction: part.name for part in self._drafters if part.prediction}
         self._stats = stats
         self._clock = clock
+        self._by_chance, self._chains = by_chance, chains
         self._record = Record(MEMORY[0])
         self._known: dict[int, _Known] = {}
         self._plans: dict[int, _Plan] = {}
@@ -178,7 +193,8 @@ class Budget:
         """
         self._asked, self._plans = {}, {}
         started = self._clock()
-        self._weigh(len(sequences), rows)
+        if not self._by_chance:
+            self._weigh(len(sequences), rows)
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
@@ -212,7 +228,9 @@ class Budget:
         askers = [
             i
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
-            if limit > 0 and _allowed(sequence, name) and self._gate(sequence, (name, found[i] >= GOOD)).opens()
+            if limit > 0
+            and _allowed(sequence, name)
+            and (self._gate(sequence, (name, found[i] >= GOOD)).opens() or self._fixed(sequence))
         ]
         if not askers:
             return drafts
@@ -263,7 +281,10 @@ class Budget:
                 chance = mine.chance(kind, self._record.chance(kind, prior, WEIGHT), WEIGHT)
                 kinds.append(kind)
                 chances.append(chance if parent == ROOT else chance * chances[parent])
-        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id])
+        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id], fixed=self._fixed(sequence))
+
+    def _fixed(self, sequence: Sequence) -> bool:
+        return self._by_chance and not sequence.params.greedy
 
     def _choose(self, plans: Many[_Plan], n: int, rows: int, spent: float) -> list[list[int]]:
         """For each plan the nodes to verify: those that make the expected tokens per second of n decoding sequences largest.
@@ -277,13 +298,14 @@ class Budget:
         fixed = spent + self._host - (seconds(rows) - seconds(n))
         pool: list[tuple[float, int, int]] = []
         for index, plan in enumerate(plans):
-            if plan.proposed.q is None:
+            if plan.proposed.q is None and not plan.fixed:
                 pool += [(-chance, index, node) for node, chance in enumerate(plan.chances)]
             else:
                 # Whether a sampled node is verified must not depend on its token: its number was limited before it was drawn.
-                kept[index] = list(range(len(plan.proposed)))
-                tokens += sum(plan.chances)
-                rows += len(plan.proposed)
+                chain = self._chains and plan.fixed and plan.proposed.q is None
+                kept[index] = main_path(plan.proposed) if chain else list(range(len(plan.proposed)))
+                tokens += sum(plan.chances[node] for node in kept[index])
+                rows += len(kept[index])
         pool.sort()  # of equal chances the earlier node first, so parents before children
         best, count = tokens / (fixed + seconds(rows)), 0
         for added, (chance, _, _) in enumerate(pool, start=1):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import candidates
+from specdec.draft.drawing import Drawing, Drawings, add_children
 from specdec.draft.expand import Growth
 from specdec.draft.features import Features, Track
 from specdec.draft.layers import Layers, RowList
@@ -31,7 +31,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
 MOST_HELD = 256
 """Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
@@ -62,12 +62,13 @@ class RecurrentDrafter(Drafter):
         loaded: the head and its vocabulary.
         target: the model that it was trained for.
         config: the ``trained_`` settings.
+        draws: how siblings are drawn; None: candidates are ranked.
 
     Raises:
         ConfigError: the head does not fit the model.
     """
 
-    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig) -> None:
+    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig, draws: Siblings | None = None) -> None:
         model, head = target.model, loaded.head
         if not isinstance(head, RecurrentHead):
             raise ConfigError(f"{loaded.name} is a head of kind {loaded.config.kind}, which is not recurrent")
@@ -94,6 +95,8 @@ class RecurrentDrafter(Drafter):
         self._least = config.trained_min_probability
         self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
+        self.draws = draws
+        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
         self._token, self._row = math.inf, 0.0
         self._seconds = 0.0
         """Of a level of a tree beyond the first, running mean."""
@@ -125,7 +128,8 @@ class RecurrentDrafter(Drafter):
         if not asked:
             return drafts
         growths = [
-            Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
+            self._drawings.start(sequence, budgets[i])
+            or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
         logits = self._feed([(sequence, track) for sequence, track in known if track.n_held])
@@ -194,7 +198,7 @@ class RecurrentDrafter(Drafter):
             track.fed, track.held, track.n_held = track.stop, [], 0
         return said
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth], logits: Tensor) -> None:
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], logits: Tensor) -> None:
         """Grow one tree per sequence, a depth at a time, all of them in the same passes, as long as that pays.
 
         Args:
@@ -258,14 +262,22 @@ class RecurrentDrafter(Drafter):
         """Seconds that a child of a node is expected to save, drafting it not deducted."""
         return growth.values[node] * self._likely * self._token - self._row
 
-    def _worthwhile(self, growth: Growth) -> list[int]:
-        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows."""
+    def _worthwhile(self, growth: Growth | Drawing) -> list[int]:
+        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows; of a
+        drawn tree those that its shape says, whatever they cost."""
+        if isinstance(growth, Drawing):
+            return growth.next()
         return [node for node in growth.next() if self._gain(growth, node) > 0]
 
-    def _pays(self, growths: Many[Growth], parents: Many[list[int]]) -> bool:
-        """Is what another level is expected to save more than the time it takes?"""
-        saved = (self._gain(growth, node) for growth, nodes in zip(growths, parents, strict=True) for node in nodes)
-        return sum(saved) > self._seconds
+    def _pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
+        """Is what another level is expected to save more than the time it takes, or does a drawn tree have one?"""
+        saved = 0.0
+        for growth, nodes in zip(growths, parents, strict=True):
+            if isinstance(growth, Drawing):
+                saved += math.inf if nodes else 0.0
+            else:
+                saved += sum(self._gain(growth, node) for node in nodes)
+        return saved > self._seconds
 
     def _add_children(
         self,
@@ -273,23 +285,20 @@ class RecurrentDrafter(Drafter):
         logits: Tensor,
         leaves: Many[Leaf],
         known: Many[tuple[Sequence, Track]],
-        growths: Many[Growth],
+        growths: Many[Growth | Drawing],
     ) -> None:
-        """Give every leaf its most likely children, which are of the given depth."""
-        owners = [known[leaf.owner][0] for leaf in leaves]
-        tokens, chances = candidates(
+        """Give every leaf its children, which are of the given depth."""
+        owners = [(growths[leaf.owner], leaf.node, known[leaf.owner][0]) for leaf in leaves]
+        best = add_children(
+            [(growth, node, sequence, len(sequence.tokens) - 1 + depth) for growth, node, sequence in owners],
             logits.cpu(),
-            [sequence.params.temperature for sequence in owners],
-            [sequence.seed for sequence in owners],
-            [len(sequence.tokens) - 1 + depth for sequence in owners],
             self._children,
             self._kernels,
             self._vocabulary,
         )
-        for leaf, ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
-            growths[leaf.owner].add(leaf.node, ids, likely)
-            if likely[0] == likely[0]:  # a number
-                self._likely += (min(likely[0], 1.0) - self._likely) / FADE
+        for likely in best:
+            if likely == likely:  # a number
+                self._likely += (min(likely, 1.0) - self._likely) / FADE
 
 
 def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:

@@ -9,8 +9,8 @@ Without drafts no drafter would have been asked, each pass would have had one ro
 its work of one step. How many such passes? Every running sequence holds a place in the batch: one that decodes needs a pass
 per token, one whose prompt is being read needs this pass either way. So of n that decode, k that read, and E tokens emitted,
 (E + k) / (n + k) passes: E / n where nobody reads, and fewer otherwise, since without drafts decoding takes longer and reading
-is hidden behind it. Each token is chosen once in either case, and the prompts' rows have to be run in either case, so those
-seconds stand on both sides.
+is hidden behind it. Each token is chosen once in either case (at temperature 0 refused nodes are looked at too, which costs
+next to nothing), and the prompts' rows have to be run in either case, so those seconds stand on both sides.
 """
 
 from __future__ import annotations

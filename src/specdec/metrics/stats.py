@@ -27,6 +27,10 @@ class Stats:
     off, an estimate (metrics/speedup.py).
     """
 
+    acceptance: str | None = None
+    """The rule by which drafted tokens were accepted, where it is not the coupled one."""
+    lossy: bool = False
+    """Does the rule not even keep the target's law?"""
     target_passes: int = 0
     prefill_passes: int = 0
     prompt_rows: int = 0
@@ -123,6 +127,7 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values for JSON; depths count from 1."""
         return {
+            **({} if self.acceptance is None else {"acceptance": self.acceptance, "lossy": self.lossy}),
             "target_passes": self.target_passes,
             "prefill_passes": self.prefill_passes,
             "prompt_rows": self.prompt_rows,

@@ -18,6 +18,7 @@ from specdec import __version__
 from specdec.config import ServeConfig
 from specdec.llm import LLM
 from specdec.serve.account import ID_HEADER, LONGEST_ID, Account, Accounts, is_id
+from specdec.serve.body import SMALL, read_body
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
 from specdec.serve.page import add_page
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 _B = TypeVar("_B", bound=Strict)
 
-SMALL = 65_536
-"""Bytes of a body that is parsed on the spot; longer ones beside the event loop."""
-
 
 def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) -> FastAPI:
     """The server as an ASGI application; its engine runs from start-up to shut-down of the application's lifespan."""
@@ -48,7 +46,7 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
         finally:
             await service.stop()
 
-    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
     app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
@@ -61,6 +59,10 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
     app.add_exception_handler(Exception, _on_exception)
     describe(app)
     return app
+
+
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, of which older versions know nothing: requests are told of once, by their accounts."""
 
 
 def _service(connection: HTTPConnection) -> Service:
@@ -109,7 +111,8 @@ async def health(service: Served) -> dict[str, str]:
 @public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Served) -> Response:
     """Counters and gauges for Prometheus."""
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await asyncio.to_thread(service.metrics.render)  # some milliseconds, in which no stream is to wait
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @guarded.get("/v1/models")
@@ -201,23 +204,10 @@ async def _converse(socket: WebSocket, kind: type[Body]) -> None:
 async def _read(request: Request, kind: type[_B]) -> _B:
     """The body, within the limits of size and time. Raises ApiError."""
     service = _service(request)
-    most, seconds = service.config.max_body_bytes, service.config.body_seconds
-    too_large = ApiError(413, f"the body is larger than the {most} bytes that this server takes", code="body_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most:
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                data += part
-                if len(data) > most:
-                    raise too_large
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_timeout") from None
+    data = await read_body(request, service.config)
     if len(data) <= SMALL:
-        return parse(kind, bytes(data))
-    return await service.beside(parse, kind, bytes(data))
+        return parse(kind, data)
+    return await service.beside(parse, kind, data)
 
 
 def _error_response(error: ApiError) -> Response:

@@ -78,7 +78,7 @@ class Choice:
         self._generation.started()
 
     def receive(self, delta: Delta, computed: float) -> None:
-        self._generation.time(self, len(delta.tokens), computed)
+        self._generation.measure(self, len(delta.tokens), computed)
         self.tokens += delta.tokens
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
@@ -212,7 +212,7 @@ class Generation:
         """Has everything been taken?"""
         return all(choice.complete for choice in self.choices)
 
-    def time(self, choice: Choice, n: int, computed: float) -> None:
+    def measure(self, choice: Choice, n: int, computed: float) -> None:
         """Measure a pass that gave a choice ``n`` more tokens."""
         if not n:
             return

@@ -127,7 +127,7 @@ class Trace:
             if name == "decode":
                 for at, event in _events(choice):
                     span.add_event("pass", event, self._ns(at))
-            if end is None and choice.end == "error":
+            if choice.end == "error" and (end is None or name == "decode"):
                 span.set_status(Status(StatusCode.ERROR))
             span.end(end_time=self._ns(now if end is None else end))
             if end is None:

@@ -35,13 +35,13 @@ export async function* chat(body, key, signal) {
   throw new ApiError(null, { message: "The connection ended before the answer did." });
 }
 
-/** A gauge out of /metrics, or null where the server has none of that name. */
+/** A gauge out of /metrics, the mean of its replicas; null where the server has none of that name, or cannot say yet. */
 export async function gauge(name) {
   const response = await fetch("metrics");
   if (!response.ok) return null;
-  const line = (await response.text()).split("\n").find((text) => text.startsWith(`${name} `));
-  const value = line === undefined ? NaN : Number(line.slice(name.length + 1));
-  return Number.isFinite(value) ? value : null;
+  const lines = (await response.text()).split("\n").filter((text) => text.startsWith(`${name} `) || text.startsWith(`${name}{`));
+  const values = lines.map((text) => Number(text.slice(text.lastIndexOf(" ") + 1))).filter(Number.isFinite);
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 
 function authorization(key) {

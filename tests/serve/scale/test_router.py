@@ -1,0 +1,189 @@
+"""The router before replicas that answer, refuse and die as told: no process, no port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection
+from typing import Any
+
+import httpx
+import pytest
+from serving import error_of, frames_of
+
+from specdec.config import ServeConfig
+from specdec.serve.scale.replicas import Asked, BrokenOff, NoReplica
+from specdec.serve.scale.router import TRIES, Router
+
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+JSON = [(b"content-type", b"application/json"), (b"content-length", b"999"), (b"x-kept", b"yes")]
+FRAMES = [b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n"]
+
+
+class Scripted:
+    """An answer: its parts, and whether it breaks off behind them."""
+
+    def __init__(self, replica: str, status: int, headers: Any, parts: list[bytes], *, dies: bool = False) -> None:
+        self.replica: str | None = replica
+        self.status, self.headers, self.parts, self.dies = status, headers, parts, dies
+        self.closed = 0
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for part in self.parts:
+            yield part
+        if self.dies:
+            raise BrokenOff(self.replica)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Script:
+    """Gives its answers one after the other; None is a replica that is gone at once."""
+
+    def __init__(self, *answers: Scripted | None) -> None:
+        self.answers = list(answers)
+        self.given = list(answers)
+        self.asked: list[Asked] = []
+        self.avoided: list[set[str]] = []
+
+    async def ask(self, asked: Asked, avoid: Collection[str]) -> Scripted:
+        self.asked.append(asked)
+        self.avoided.append(set(avoid))
+        if not self.answers:
+            raise NoReplica
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise BrokenOff(f"gone {len(self.asked)}")
+        return answer
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        return bool(self.answers), {"replicas": []}
+
+    async def metrics(self) -> bytes:
+        return b"specdec:x 1\n"
+
+
+def through(script: Script, method: str = "POST", path: str = "/v1/completions", **request: Any) -> httpx.Response:
+    """What a client gets; every answer that was opened must have been closed once."""
+    router = Router(script, ServeConfig(max_body_bytes=2000))
+
+    async def run() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(router), base_url="http://test") as client:
+            return await client.request(method, path, **request)
+
+    response = asyncio.run(run())
+    opened = script.given[: len(script.given) - len(script.answers)]
+    assert all(answer.closed == 1 for answer in opened if answer)
+    return response
+
+
+def test_an_answer_goes_through() -> None:
+    """Status, body and headers; those of the connection are its own."""
+    script = Script(Scripted("a", 200, JSON, [b'{"x":', b"1}"]))
+    response = through(script, json={"prompt": "p", "seed": 3}, headers={"authorization": "Bearer k"})
+    assert (response.status_code, response.json(), response.headers["content-length"]) == (200, {"x": 1}, "7")
+    assert response.headers["x-kept"] == "yes"
+    assert json.loads(script.asked[0].body) == {"prompt": "p", "seed": 3}
+    assert (b"authorization", b"Bearer k") in script.asked[0].headers
+    assert script.asked[0].keys
+
+
+def test_a_whole_answer_is_asked_again_wherever_it_breaks() -> None:
+    """Before it, and in the middle of it, with the same seed each time, and never of the same replica."""
+    script = Script(None, Scripted("b", 200, JSON, [b'{"x"'], dies=True), Scripted("c", 200, JSON, [b"{}"]))
+    response = through(script, json={"prompt": "p"})
+    assert (response.status_code, response.json()) == (200, {})
+    assert len({asked.body for asked in script.asked}) == 1
+    assert isinstance(json.loads(script.asked[0].body)["seed"], int)
+    assert script.avoided == [set(), {"gone 1"}, {"gone 1", "b"}]
+
+
+@pytest.mark.parametrize("cut", [b"", b'data: {"a"'])
+def test_a_stream_that_nothing_was_sent_of_is_asked_again(cut: bytes) -> None:
+    """Half a frame counts for nothing."""
+    script = Script(Scripted("a", 200, EVENTS, [cut], dies=True), Scripted("b", 200, EVENTS, FRAMES))
+    assert through(script, json={"prompt": "p"}).content == b"".join(FRAMES)
+
+
+@pytest.mark.parametrize("at", range(len(FRAMES[0]) + 1))
+def test_a_stream_that_breaks_off_ends_with_an_error_after_whole_frames(at: int) -> None:
+    parts = [FRAMES[0], FRAMES[1][:at]]
+    script = Script(Scripted("a", 200, EVENTS, parts, dies=True), Scripted("b", 200, EVENTS, FRAMES))
+    response = through(script, json={"prompt": "p"})
+    *frames, last = frames_of(response.content)
+    assert frames == [{"a": 1}, {"a": 2}][: 1 + (at == len(FRAMES[1]))]
+    assert last["error"]["code"] == "replica_gone"
+    assert len(script.answers) == 1, "half a stream must not be followed by another's"
+
+
+def test_frames_go_on_as_they_come_whole() -> None:
+    """However the bytes arrive."""
+    data = b"".join(FRAMES)
+    script = Script(Scripted("a", 200, EVENTS, [data[i : i + 1] for i in range(len(data))]))
+    assert through(script, json={"prompt": "p"}).content == data
+
+
+def test_who_is_full_or_stops_is_passed_over() -> None:
+    busy = [Scripted(name, status, JSON, [b'{"error":1}']) for name, status in (("a", 429), ("b", 503))]
+    script = Script(*busy, Scripted("c", 200, JSON, [b"{}"]))
+    assert through(script, json={"prompt": "p"}).status_code == 200
+    last = Scripted("b", 429, JSON, [b'{"error":2}'])
+    response = through(Script(Scripted("a", 503, JSON, [b"{}"]), last), json={"prompt": "p"})
+    assert (response.status_code, response.json()) == (429, {"error": 2})
+
+
+def test_without_anybody_there_is_a_proper_error() -> None:
+    for script in (Script(), Script(None, None), Script(*[None] * 20)):
+        response = through(script, json={"prompt": "p"})
+        assert (response.status_code, error_of(response)["code"]) == (503, "no_replica")
+        assert len(script.asked) <= TRIES
+    assert through(Script(), "GET", "/health").status_code == 503
+    assert through(Script(None), "GET", "/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b"", b"[" * 1500, b'{"prompt": "p", "seed": "x"}'])
+def test_what_is_no_body_goes_to_a_replica_as_it_is(body: bytes) -> None:
+    """The replica says what is wrong with it."""
+    script = Script(Scripted("a", 400, JSON, [b"{}"]))
+    assert through(script, content=body).status_code == 400
+    assert script.asked[0].body == body
+
+
+def test_a_body_that_is_too_large_goes_nowhere() -> None:
+    script = Script(Scripted("a", 200, JSON, [b"{}"]))
+    assert error_of(through(script, content=b"x" * 2001))["code"] == "body_too_large"
+    assert script.asked == []
+
+
+def test_a_client_that_goes_ends_what_was_asked() -> None:
+    """Also while nothing has come yet."""
+
+    class Slow(Scripted):
+        async def chunks(self) -> AsyncIterator[bytes]:
+            await asyncio.sleep(60)
+            yield b""
+
+    answer = Slow("a", 200, JSON, [])
+    router = Router(Script(answer), ServeConfig())
+    messages = [{"type": "http.request", "body": b'{"prompt": "p"}', "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0.05)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"nobody is there for {message}")
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [],
+        "server": ("t", 1),
+    }
+    asyncio.run(asyncio.wait_for(router({**scope, "scheme": "http", "root_path": ""}, receive, send), 5))
+    assert answer.closed == 1
