@@ -19,6 +19,7 @@ from specdec.draft.ngram import NgramDrafter
 from specdec.engine import Engine
 from specdec.testing import TableDrafter, TableModel
 from specdec.verify import RULES
+from specdec.verify.broken import BROKEN
 
 EXACT = ("coupled", "rejection", "block", "recursive", "multistep", "traversal")
 BY_CHANCE = EXACT[1:]
@@ -45,9 +46,9 @@ def drafter_for(acceptance: str, logp: torch.Tensor) -> TableDrafter:
 
 
 def generate(
-    ops, acceptance: str, target: torch.Tensor, drafter: Drafter | None, params: SamplingParams, n: int
+    ops, acceptance: str, target: torch.Tensor, drafter: Drafter | None, params: SamplingParams, n: int, broken: str = ""
 ) -> list[list[int]]:
-    """n tokens in all, of answers of 100: a pass costs what its sequences are long."""
+    """n tokens in all, of answers of 100: a pass costs what its sequences are long. A broken rule may mimic the right one."""
     config = EngineConfig(
         speculation=SpeculationConfig(drafters=(), acceptance=acceptance),
         self_test=False,
@@ -56,7 +57,7 @@ def generate(
         max_sequences=16,
         kv_tokens=16 * 160,
     )
-    engine = Engine(TableModel(target, 160), ops, config, drafter)
+    engine = Engine(TableModel(target, 160), ops, config, drafter, BROKEN[broken].rule if broken else None)
     params = params.replace(max_tokens=100, ignore_eos=True)
     got = {engine.add([0], params, frozenset(), seed): list[int]() for seed in range(n // 100)}
     while engine.has_work:
@@ -96,6 +97,16 @@ def test_c17_sampling_settings_hold_on_the_speculative_path(ops, acceptance: str
     check(answers, (0.5, 0.3, 0.2), 0.015)
 
 
+@pytest.mark.parametrize("broken", ["odds-of-target", "corrected-from-target"])
+def test_a_broken_rule_in_the_engine_would_have_been_seen(ops, broken: str) -> None:
+    """By the same check of the same case."""
+    acceptance = BROKEN[broken].mimics
+    target, draft = after_every_token(0.5, 0.3, 0.2), after_every_token(0.2, 0.3, 0.5)
+    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(), 1_500, broken)
+    with pytest.raises(AssertionError):
+        check(answers, (0.5, 0.3, 0.2), 0.03)
+
+
 @pytest.mark.parametrize("acceptance", EXACT)
 def test_c17_filters_hold_on_the_speculative_path(ops, acceptance: str) -> None:
     """top-k, then top-p with the token that crosses its limit kept."""
@@ -128,7 +139,7 @@ def test_c31_a_draft_that_is_the_target_itself_leaves_no_residual(ops, acceptanc
         drafter = drafter_for(acceptance, target)
         answers = generate(ops, acceptance, target, drafter, SamplingParams(temperature=temperature), 400)
         assert all(0 <= token < v for tokens in answers for token in tokens)
-        if target[0, 0] < -1:
+        if target[0, 0] < -10:
             assert all(tokens == [(2 * (i + 1)) % v for i in range(len(tokens))] for tokens in answers)
 
 
