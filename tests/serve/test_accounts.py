@@ -232,6 +232,19 @@ def test_traces_of_what_went_wrong(traced: Running, spans: Spans) -> None:
     assert all(span.end_time is not None and span.end_time >= span.start_time for span in spans.all)
 
 
+def test_a_trace_of_an_answer_that_breaks_off(tmp_path: Path) -> None:
+    """The decode span of a sequence that failed after some tokens has them, ends, and says that it failed."""
+    words_llm(tmp_path, [" one", " two", " three", " four", " five", " six", " seven", " eight"])
+    spans = Spans()
+    with serving(load(poisoned(tmp_path, 5)), tracing=spans.tracing) as server:
+        server.refused(status=500, prompt=" one", temperature=0, max_tokens=9)
+    (root,) = spans.roots(1)
+    decode = spans.below(root)["decode"]
+    assert decode.attributes["specdec.tokens"] == 5
+    assert (decode.status.status_code, root.status.status_code) == (StatusCode.ERROR, StatusCode.ERROR)
+    assert decode.end_time <= root.end_time
+
+
 def test_sampling(tmp_path: Path) -> None:
     """The ratio decides for traces that begin here, the client's own decision for those that it began."""
     spans = Spans(ratio=0.0)
