@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check bench benchmarks-doc peers bench-peers gpu-check clean
+.PHONY: venv demo test check soak bench benchmarks-doc peers bench-peers gpu-check clean
 
 venv: $(STAMP)
 
@@ -28,11 +28,15 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Random requests and cancels on a server for ten minutes: every answer right, and memory flat.
+soak: venv
+	SPECDEC_SOAK_SECONDS=600 $(BIN)/python -m pytest -s --timeout 1200 tests/serve/test_load.py -k flat
+
 bench: venv
 	$(BIN)/python bench/kernels.py
 	$(BIN)/specdec bench
 
-# docs/benchmarks.md and its plots, from the files in bench/results.
+# docs/benchmarks.md and its plots, and what docs/guide.md shows of results, from the files in bench/results.
 benchmarks-doc: venv
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]'
 	$(BIN)/python bench/report.py

@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from servers import servers_part
 
 from specdec.bench.compare import differences
 from specdec.bench.result import ALL, MODES, Report, Summary, load
@@ -62,8 +65,10 @@ def read(folder: Path) -> dict[str, Report]:
     return found
 
 
-def document(results: Mapping[str, Report]) -> str:
-    """The whole page."""
+def document(
+    results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None, servers: dict[str, Any] | None = None
+) -> str:
+    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/serving.py does."""
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:
@@ -72,8 +77,12 @@ def document(results: Mapping[str, Report]) -> str:
         parts.append(_source(name, report))
         parts += (_speculation(name, report, temperature) for temperature in report.temperatures)
         parts.append(_costs(name, report))
+    if drafters:
+        parts.append(_drafters(drafters))
     if PEERS in results:
         parts.append(_peers(results[PEERS], alike(results[PEERS], own)))
+    if servers:
+        parts.append(servers_part(servers))
     return "".join(parts)
 
 
@@ -162,6 +171,51 @@ def _speculation(name: str, report: Report, temperature: float) -> str:
         note += f"\nAll together: {_number(together[0], 1)} tokens/s off, {_number(together[1], 1)} on.\n"
     image = f"![tokens per second by task](images/{speed_image(name, temperature)})"
     return f"\n#### Temperature {temperature:g}\n\n{speed}{note}\n{image}\n\n{waiting}\n{accepted}"
+
+
+def _drafters(found: Mapping[str, Any]) -> str:
+    """Every drafter beside the others: what it is worth on this machine, and what it foresees."""
+    free = [row for row in found["free"] if row["temperature"] == 0]
+    names = [row["drafter"] for row in free]
+    worth = {(row["drafter"], row["temperature"], row["in_flight"]): row for row in found["measured"]}
+    kinds = list(dict.fromkeys((row["temperature"], row["in_flight"]) for row in found["measured"]))
+    head = " | ".join(f"T = {temperature:g}, {n} in flight: τ | faster" for temperature, n in kinds)
+    speed = _table(
+        f"drafter | {head}",
+        ([name] + [_number(worth[name, *kind][figure]) for kind in kinds for figure in ("tau", "whole")] for name in names),
+    )
+    batches = sorted({n for _, n in kinds})
+    accepted = "".join(
+        f"\nAccepted at depth, temperature 0, {n} in flight, as far as drafts were verified:\n\n"
+        + _table(
+            "drafter | " + " | ".join(map(str, range(1, DEPTHS + 1))),
+            (
+                [name] + [_number(share) for share in _first(worth[name, 0.0, n]["accepted_at_depth"] or (), DEPTHS)]
+                for name in names
+            ),
+        )
+        for n in batches
+        if all((name, 0.0, n) in worth for name in names)
+    )
+    tasks = list(free[0]["tau_by_task"])
+    foreseen = "".join(
+        f"\nτ at temperature {temperature:g} if rows were free, so that all that is drafted is verified:\n\n"
+        + _table(
+            "drafter | " + " | ".join([*tasks, "all"]),
+            (
+                [row["drafter"], *(_number(row["tau_by_task"][task]) for task in tasks), _number(row["tau"])]
+                for row in found["free"]
+                if row["temperature"] == temperature
+            ),
+        )
+        for temperature in dict.fromkeys(row["temperature"] for row in found["free"])
+    )
+    told = found["provenance"]
+    return (
+        f"\n## Drafters side by side\n\nFile [drafters.json](../bench/results/drafters.json), made on "
+        f"{str(told['date'])[:10]} by `{told['command']}`; {told['cpu']}, {told['threads']} threads.\n"
+        f"*faster* is on over off, prompts included.\n\n{speed}{accepted}{foreseen}"
+    )
 
 
 def _costs(name: str, report: Report) -> str:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plots, from the result files in bench/results.
+"""docs/benchmarks.md, its plots, and the tables and figures of docs/guide.md, from the result files in bench/results.
 
     python bench/report.py [--results bench/results] [--docs docs] [--tables-only]
 
@@ -8,9 +8,12 @@ Plots need matplotlib (``pip install -e '.[bench]'``; ``make benchmarks-doc`` do
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
+import guide
 from page import document, read
+from servers import read_servers
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +29,17 @@ def main() -> None:
         from plots import draw
 
         draw(results, arguments.docs / "images")
-    (arguments.docs / "benchmarks.md").write_text(document(results), encoding="utf-8")
+        guide.draw(arguments.results, arguments.docs / "images")
+    (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
+    page = arguments.docs / "guide.md"
+    page.write_text(guide.fill(page.read_text(encoding="utf-8"), arguments.results), encoding="utf-8")
+
+
+def text(folder: Path) -> str:
+    """The page that the result files of a folder give."""
+    table = folder / "drafters.json"
+    drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
+    return document(read(folder), drafters, read_servers(folder))
 
 
 if __name__ == "__main__":

@@ -54,11 +54,17 @@ class Answer:
 
 
 def make_engine(
-    model: Model, kernels: Kernels, speculation: str = "off", drafter: Drafter | None = None, max_nodes: int = 8, **config
+    model: Model,
+    kernels: Kernels,
+    speculation: str = "off",
+    drafter: Drafter | None = None,
+    max_nodes: int = 8,
+    rule: str = "coupled",
+    **config,
 ) -> Engine:
     """An engine that poisons every freed block, so that whoever reads one gets NaN."""
     settings = EngineConfig(
-        speculation=SpeculationConfig.parse(speculation, max_nodes=max_nodes),
+        speculation=SpeculationConfig.parse(speculation, max_nodes=max_nodes, acceptance=rule),
         self_test=False,
         **{"kv_tokens": None, **config},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
+import torch
 from checkpoints import chain, path_law
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 
 from specdec.config import ServeConfig
 from specdec.draft.base import Drafter
@@ -25,6 +28,10 @@ from specdec.testing import Adversary, Oracle
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 
+PATIENCE = 20.0
+"""Seconds within which what must happen has happened, on a machine however busy; that it happened in time, where that is the
+point, is told by what came of it."""
+
 
 class Running:
     """A server that runs, and a client for it."""
@@ -33,7 +40,7 @@ class Running:
         self.server, self.url, self.llm = server, address, server.service.llm
         keys = server.service.config.api_keys
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        self.http = httpx.Client(base_url=address, timeout=20, headers=headers, verify=False)
+        self.http = httpx.Client(base_url=address, timeout=PATIENCE, headers=headers, verify=False)
 
     def openai(self) -> OpenAI:
         keys = self.server.service.config.api_keys
@@ -63,22 +70,29 @@ class Running:
         return error_of(response)
 
     def metrics(self) -> dict[str, float]:
-        """Every sample, by its name and labels."""
+        """Every sample, by its name and what labels it has beside the model's name."""
         text = self.http.get("/metrics").text
         return {
-            name + "".join(f"{{{v}}}" for v in labels.values()): value
+            name + "".join(f"{{{v}}}" for label, v in labels.items() if label != "model_name"): value
             for family in text_string_to_metric_families(text)
             for name, labels, value, *_ in family.samples
             if "_bucket" not in name
         }
 
-    def settled(self, seconds: float = 2.0) -> dict[str, float]:
-        """The metrics once nothing runs any more, which must come soon."""
-        return until(lambda: (now := self.metrics())["specdec:running"] + now["specdec:waiting"] == 0 and now, seconds)
+    def settled(self, seconds: float = PATIENCE) -> dict[str, float]:
+        """The metrics once nothing runs any more."""
+        return until(
+            lambda: (now := self.metrics())["specdec:num_requests_running"] + now["specdec:num_requests_waiting"] == 0 and now,
+            seconds,
+        )
+
+    def busy(self, running: int) -> None:
+        """Wait until so many sequences run; they must go on long enough to be seen."""
+        until(lambda: self.metrics()["specdec:num_requests_running"] == running)
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, **config: Any) -> Iterator[Running]:
+def serving(llm: LLM, *, tracing: Any = None, **config: Any) -> Iterator[Running]:
     """Serve a model for the time of the block; afterwards nothing may be held."""
     addresses: list[str] = []
     up = threading.Event()
@@ -87,7 +101,7 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         addresses.append(address)
         up.set()
 
-    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready)
+    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready, tracing)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert up.wait(20), "the server did not start"
@@ -102,6 +116,24 @@ def serving(llm: LLM, **config: Any) -> Iterator[Running]:
         if not server.service.worker.failed:
             llm.engine.check()
             assert not llm.engine.has_work, "sequences were left behind"
+
+
+def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and keep the bare connection, unread."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def poisoned(folder: Path, token: int) -> Path:
+    """The same model whose embedding of one token is NaN."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def strict(text: str) -> Any:
@@ -221,8 +253,8 @@ def slowed(llm: LLM, seconds: float) -> LLM:
     return llm
 
 
-def until(ready: Callable[[], Any], seconds: float) -> Any:
-    """What ``ready`` gives once that is true, within so many seconds."""
+def until(ready: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """What ``ready`` gives once that is true."""
     end = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < end, f"not within {seconds} s"

@@ -191,6 +191,34 @@ def test_a_trained_drafter_that_is_not_there_is_one_line(run: Callable[..., Any]
     assert "no trained drafter ships for this model" in failure(run("generate", PROMPT, "--speculation", "trained"))
 
 
+def test_another_rule_of_acceptance_shows(run: Callable[..., Any], head: Path) -> None:
+    """In the summary, in --json and in info; what is lossy says so. The default is not spoken of."""
+    options = ("--raw", "--max-tokens", "8", "--ignore-eos", "-t", "1", "--seed", "1", "--speculation")
+    result = run("generate", PROMPT, *options, "ngram", "--acceptance", "typical")
+    assert result.exit_code == 0, result.output
+    assert "accepted by typical (LOSSY)" in result.stderr
+    drawn = (*options, "trained", "--drafter", str(head), "--acceptance", "traversal")
+    answer = strict(run("generate", PROMPT, *drawn, "--json").stdout)
+    for facts in (answer, answer["stats"]):
+        assert (facts["acceptance"], facts["lossy"]) == ("traversal", False)
+    assert answer["stats"]["drafted"] > 0
+    assert answer["tokens"] == strict(run("generate", PROMPT, *drawn, "--json").stdout)["tokens"]
+    assert "accepted by block" in run("info", "--speculation", "ngram", "--acceptance", "block").stdout
+    assert "acceptance" not in strict(run("generate", PROMPT, *options, "ngram", "--json").stdout)["stats"]
+
+
+def test_rules_that_cannot_keep_their_promise_are_refused_in_one_line(run: Callable[..., Any], head: Path) -> None:
+    refused = failure(run("generate", PROMPT, "--drafter", str(head), "--acceptance", "rejection"))
+    assert "cannot be merged with those of suffix, recycling" in refused
+    assert "--speculation trained" in refused
+    by_chance = ("--speculation", "ngram", "--acceptance", "block")
+    assert "--compare asks for the tokens of plain decoding" in failure(
+        run("generate", PROMPT, "--compare", "-t", "1", *by_chance)
+    )
+    assert run("generate", PROMPT, "--compare", "--max-tokens", "4", *by_chance).exit_code == 0
+    assert "ask for temperature 0" in failure(run("generate", PROMPT, "-t", "1", "--acceptance", "greedy"))
+
+
 def test_json_of_several_answers(run: Callable[..., Any]) -> None:
     """n answers are a list of n different ones; one seed gives all of them again."""
     first, second = (
@@ -316,6 +344,7 @@ def test_compare_would_have_noticed(run: Callable[..., Any], monkeypatch: pytest
     [
         ([PROMPT, "--temperature", "-1"], "temperature must be"),
         ([PROMPT, "--speculation", "telepathy"], "speculation must be one of off, auto"),
+        ([PROMPT, "--acceptance", "hope"], "acceptance must be one of coupled, greedy"),
         ([PROMPT, "--max-nodes", "0"], "max_nodes must be"),
         ([PROMPT, "--logit-bias", "65:1"], "ID=VALUE"),
         ([PROMPT, "--logit-bias", "9999=1"], "vocabulary"),

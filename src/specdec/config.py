@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar, cast
 Precision = Literal["auto", "blocks", "q4", "q8", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32")
 DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling", "trained")
+ACCEPTANCES: tuple[str, ...] = ("coupled", "greedy", "rejection", "block", "recursive", "multistep", "traversal", "typical")
+"""Rules by which drafted tokens are accepted; docs/rules.md says what each keeps."""
 AUTO = "auto"
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -193,10 +195,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Which drafters run and how wide a burst may be. None of it changes a token."""
+    """Which drafters run, how wide a burst may be, and how it is judged. Only ``acceptance`` can change a token."""
 
     drafters: tuple[str, ...] = ("suffix", "trained", "recycling")
     """Names from DRAFTERS, best first; empty is plain decoding."""
+    acceptance: str = "coupled"
+    """The rule, from ACCEPTANCES, by which drafted tokens are accepted. Above temperature 0 all but ``coupled`` give other
+    tokens than plain decoding, and all but ``typical``, which is lossy, of the same law; ``greedy`` is for temperature 0."""
     max_nodes: int = 16
     """Most drafted nodes a sequence verifies in one pass; how many really are is decided by what they cost and bring."""
 
@@ -248,6 +253,7 @@ class SpeculationConfig:
             _require(name in DRAFTERS, "drafters", name, rule)
         _require(len(set(self.drafters)) == len(self.drafters), "drafters", self.drafters, "a list without repeats")
         object.__setattr__(self, "drafters", tuple(self.drafters))
+        _require(self.acceptance in ACCEPTANCES, "acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
         _require_integer("max_nodes", self.max_nodes, 1, 64, "an integer in [1, 64]")
         _require_integer("ngram_max", self.ngram_max, 1, math.inf, "an integer >= 1")
         _require_integer("ngram_min", self.ngram_min, 1, self.ngram_max, f"an integer in [1, ngram_max={self.ngram_max}]")
@@ -368,6 +374,10 @@ class ServeConfig:
     """Most tokens per second that one stream is sent; None sends them as they come."""
     shutdown_seconds: float = 10.0
     """How long running requests may go on when the server is told to stop."""
+    otlp_endpoint: str | None = None
+    """Collector that traces are sent to; None: the one that OTEL_EXPORTER_OTLP_ENDPOINT names, if any."""
+    trace_sample: float | None = None
+    """Share of the traces that begin here and are kept; None: what OTEL_TRACES_SAMPLER says, or all."""
 
     def __post_init__(self) -> None:
         rule, keys = "a list or tuple of non-empty strings", self.api_keys
@@ -383,3 +393,7 @@ class ServeConfig:
         rate, grace = self.stream_rate, self.shutdown_seconds
         _require(rate is None or (_is_number(rate) and rate > 0), "stream_rate", rate, "a finite number > 0")
         _require(_is_number(grace) and grace >= 0, "shutdown_seconds", grace, "a finite number >= 0")
+        url, share = self.otlp_endpoint, self.trace_sample
+        known = url is None or (isinstance(url, str) and url.startswith(("http://", "https://")))
+        _require(known, "otlp_endpoint", url, "a URL of http or https")
+        _require(share is None or (_is_number(share) and 0 <= share <= 1), "trace_sample", share, "a number in [0, 1]")

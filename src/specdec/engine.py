@@ -1,6 +1,7 @@
 """The step loop: schedule, draft, forward, verify, commit. Token ids in, Deltas out; it knows no text.
 
-Plain decoding is the empty draft. What a drafter proposes decides how many tokens a pass emits, never which.
+Plain decoding is the empty draft. What a drafter proposes decides how many tokens a pass emits and, unless another rule of
+acceptance than the coupled one was chosen, never which.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from specdec import attention, draft
+from specdec.acceptance import Acceptance
 from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
@@ -22,6 +24,7 @@ from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
+from specdec.metrics.speedup import Pass, Recent, plain_seconds
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.request import Limits, RequestError
@@ -29,11 +32,23 @@ from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
-from specdec.sampling import History, SamplingError, choose, logprob
+from specdec.sampling import History, SamplingError, logprob
 from specdec.scheduler import Grant, Scheduler
 from specdec.tree import depths
-from specdec.types import Delta, Draft, FinishReason, Forward, Sequence, Span, Speculation, Step, Stopper, TokenLogprob, Verdict
-from specdec.verify import follow
+from specdec.types import (
+    Delta,
+    Draft,
+    FinishReason,
+    Forward,
+    Sequence,
+    Span,
+    Speculation,
+    Step,
+    Stopper,
+    Times,
+    Verdict,
+)
+from specdec.verify import RULES, Rule
 
 __all__ = ["Counts", "Engine", "RequestError"]
 
@@ -62,12 +77,20 @@ class Engine:
         kernels: its arithmetic, used by the sampler too.
         config: limits and speculation.
         drafter: used instead of the one that ``config.speculation`` names.
+        rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence.
+        ConfigError: the pool cannot hold the longest sequence, or the rule would not be exact with these drafters.
     """
 
-    def __init__(self, model: Model, kernels: Kernels, config: EngineConfig, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        rule: Rule | None = None,
+    ) -> None:
         shape, speculation = model.shape, config.speculation
         self.max_len = min(config.max_len or shape.context, shape.context)
         longest = blocks_for(self.max_len)
@@ -80,7 +103,9 @@ class Engine:
         self.model = model
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
-        self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks))
+        rule = rule or RULES[speculation.acceptance]
+        self.drafter = drafter or draft.build(speculation, Target(model, kernels, self.pool.n_blocks), rule.siblings)
+        self.acceptance = Acceptance(rule, self.drafters, kernels)
         self.cache = PrefixCache(self.allocator) if config.prefix_cache else None
         self.scheduler = Scheduler(
             self.allocator,
@@ -89,15 +114,14 @@ class Engine:
             max_nodes=speculation.max_nodes if self.drafter else 0,
             cache=self.cache,
         )
-        parts = self.drafter.drafters if isinstance(self.drafter, Merge) else (self.drafter,) if self.drafter else ()
         self._limits = Limits(
             shape.vocab_size,
             self.max_len,
-            tuple(part.name for part in parts),
-            frozenset(part.name for part in parts if part.prediction),
+            tuple(part.name for part in self.drafters),
+            frozenset(part.name for part in self.drafters if part.prediction),
         )
-        self.stats = Stats()
-        self._kernels = kernels
+        self.stats = Stats(**self.acceptance.facts)
+        self.recent = Recent()
         self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -107,7 +131,7 @@ class Engine:
             _log.warning("%s", self.invariance.describe())
         given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
         self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
-        self.budget = Budget(self.drafter, self.costs, self.stats, time.perf_counter) if self.drafter else None
+        self.budget = self._make_budget(self.drafter) if self.drafter else None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -130,6 +154,7 @@ class Engine:
         *,
         salt: str = "",
         speculation: Speculation | None = None,
+        times: Times | None = None,
     ) -> int:
         """Queue a sequence.
 
@@ -141,6 +166,7 @@ class Engine:
             stopper: sees each committed token and may end the sequence.
             salt: only sequences of the same salt share cached blocks.
             speculation: which drafters may be asked, for how many tokens, and what the output may resemble.
+            times: to be filled in, for whoever wants to know them while the sequence runs.
 
         Returns:
             The id that its deltas carry.
@@ -150,6 +176,7 @@ class Engine:
         """
         speculation = speculation or Speculation()
         self._limits.check(prompt, params, stopper is not None, speculation)
+        self.acceptance.check(params)
         tokens = list(prompt)
         limit = self.max_len if params.max_tokens is None else min(self.max_len, len(tokens) + params.max_tokens)
         # A tokenizer may name end tokens that the model has no row for; those cannot come out.
@@ -164,11 +191,13 @@ class Engine:
             end_tokens=own | frozenset(params.stop_token_ids),
             table=BlockTable(self.allocator),
             history=History.of(tokens, len(tokens)),
-            stats=Stats(),
+            stats=Stats(**self.acceptance.facts),
             stopper=stopper,
             salt=salt,
             speculation=speculation,
+            times=times or Times(),
         )
+        sequence.times.added = time.perf_counter()
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
         return sequence.id
@@ -177,6 +206,12 @@ class Engine:
         """End a sequence now and free what it holds; an unknown id is ignored, since it may just have ended."""
         if sequence := self._sequences.get(sequence_id):
             self._release(sequence)
+
+    def preempt(self) -> None:
+        """Preempt the youngest running sequence, if there is one, as a full pool would: audits see so that it does no harm."""
+        if self.scheduler.running:
+            self.scheduler.preempt().stats.preemptions += 1
+            self.stats.preemptions += 1
 
     def step(self) -> list[Delta]:
         """One pass over the model for the sequences whose turn it is.
@@ -191,14 +226,20 @@ class Engine:
             self.stats.preemptions += 1
         if not grants:
             return []
+        for grant in grants:
+            if grant.sequence.times.begun is None:
+                grant.sequence.times.begun = started
+        n_running = len(self.scheduler.running)
         scheduled = time.perf_counter()
         step = self._draft(grants)
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        verdicts = [self._judge(span, forward, i) for i, span in enumerate(step)]
+        tokens = self.acceptance.choose(step, forward)
+        verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
         judged = time.perf_counter()
-        deltas = [delta for span, verdict in zip(step, verdicts, strict=True) if (delta := self._commit(span, verdict))]
+        outcomes = [self._commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
+        deltas = [delta for delta in outcomes if delta]
         committed = time.perf_counter()
         if self.budget:
             self.budget.observe(step, forward, [v if isinstance(v, Verdict) else None for v in verdicts])
@@ -209,14 +250,38 @@ class Engine:
         self.costs.follow(step.n_rows, forwarded - drafted)
         if self.budget:
             self.budget.follow(ended - forwarded + scheduled - started)
-        for stats in (self.stats, *(span.sequence.stats for span in step)):
-            stats.add_seconds(
-                draft=drafted - scheduled + ended - committed,
+        drafting = drafted - scheduled + ended - committed if self.budget else 0.0
+        due = sum(verdict is not None for verdict in verdicts)
+        self._record_seconds(
+            step,
+            outcomes,
+            Pass(
+                rows=step.n_rows,
+                sequences=due,
+                reading=n_running - due,
+                drafted=sum(len(span.draft) for span in step),
+                emitted=sum(len(delta.tokens) for delta in deltas),
+                draft=drafting,
                 forward=forwarded - drafted,
                 verify=judged - forwarded,
-                host=scheduled - started + committed - judged,
-            )
+                host=ended - started - drafting - (judged - drafted),
+            ),
+        )
         return deltas
+
+    def _record_seconds(self, step: Step, outcomes: list[Delta | None], done: Pass) -> None:
+        """Count what a pass took, and what its tokens would have taken with speculation off, for all and for each sequence."""
+        plain = plain_seconds(done, self.costs.seconds)
+        self.recent.add(done.seconds, plain, done.sequences, done.emitted)
+        for stats, seconds in (
+            (self.stats, plain),
+            *(
+                (span.sequence.stats, plain_seconds(done, self.costs.seconds, len(delta.tokens) if delta else 1))
+                for span, delta in zip(step, outcomes, strict=True)
+            ),
+        ):
+            stats.add_seconds(draft=done.draft, forward=done.forward, verify=done.verify, host=done.host)
+            stats.plain_seconds += seconds
 
     def counts(self) -> Counts:
         """What is going on now, whether a step has run since something changed or not."""
@@ -244,6 +309,16 @@ class Engine:
             if not 0 <= sequence.n_cached < len(sequence.tokens) or sequence.n_cached > sequence.table.n_slots:
                 raise AssertionError(f"sequence {sequence.id} has {sequence.n_cached} cached of {len(sequence.tokens)} tokens")
 
+    def _make_budget(self, drafter: Drafter) -> Budget:
+        return Budget(
+            drafter,
+            self.costs,
+            self.stats,
+            time.perf_counter,
+            by_chance=self.acceptance.by_chance,
+            chains=self.acceptance.rule.siblings == "one",
+        )
+
     def _prompt_rows(self, n_decoding: int) -> int:
         """Prompt rows of a pass: as many as keep it within ``step_seconds`` if somebody waits for its next token."""
         most = self._config.prefill_rows
@@ -265,33 +340,23 @@ class Engine:
     def _score_prompt(span: Span, logits: Tensor) -> None:
         """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
         sequence, k = span.sequence, span.sequence.params.prompt_logprobs
-        if k is not None:
-            sequence.prompt_logprobs += [
-                logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
-            ]
+        assert k is not None
+        sequence.prompt_logprobs += [
+            logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
+        ]
 
-    def _judge(self, span: Span, forward: Forward, index: int) -> Verdict | SamplingError | None:
-        """Walk a draft with the target's own choices; None where the prompt goes on. An error concerns this sequence alone."""
-        sequence = span.sequence
-        params = sequence.params
-        logits = forward.logits[forward.rows[index]]  # [1 + n, V]: the pending token's row, then each node's
-        logprobs: list[TokenLogprob] = []
+    def _judge(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
+        """Judge a draft; None where the prompt goes on. An error concerns this sequence alone.
 
-        def pick(node: int, path: Many[int]) -> int:
-            row = logits[node + 1]
-            token = choose(row, params, sequence.history, path, sequence.seed, sequence.end_tokens, kernels=self._kernels)
-            if params.logprobs is not None:
-                logprobs.append(logprob(row, token, params.logprobs))
-            return token
-
+        Args:
+            tokens: what was chosen of each row of logits, -1 where it was not.
+        """
         try:
-            self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
-            if not span.complete:
-                return None
-            verdict = follow(span.draft.tree, pick)
+            if span.sequence.params.prompt_logprobs is not None:
+                self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
+            return self.acceptance.judge(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
         except SamplingError as error:
             return error
-        return verdict if params.logprobs is None else replace(verdict, logprobs=tuple(logprobs))
 
     def _commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
         """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""
@@ -308,6 +373,8 @@ class Engine:
             return Delta(sequence.id, (), (), finish_reason="error", error=str(verdict), stats=sequence.stats)
 
         if not sequence.n_output:  # the prompt has just been read to its end
+            sequence.stats.prompt_tokens = sequence.n_prompt
+            self.stats.prompt_tokens += sequence.n_prompt
             self.stats.cached_tokens += sequence.stats.cached_tokens
         reason: FinishReason | None = None
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]

@@ -81,6 +81,8 @@ class LLM:
         speculation: ``off``, ``auto``, drafter names joined by commas, or a config. It changes the speed and nothing else.
         drafter: the trained drafter: folder, hub id or alias of a trained head, or a model to draft with; None leaves it to
             ``speculation``, whose ``auto`` takes the head that ships for the model, if one does.
+        acceptance: the rule by which drafted tokens are accepted, one of ``config.ACCEPTANCES``; None leaves it to
+            ``speculation``. docs/rules.md says which of them change tokens.
         threads: of the whole process; None leaves the number as it is.
         max_len: longest prompt and output together; None takes the model's context.
         device: where the model runs; the native kernels run on ``cpu``.
@@ -100,6 +102,7 @@ class LLM:
         precision: Precision = "auto",
         speculation: str | SpeculationConfig = "auto",
         drafter: str | None = None,
+        acceptance: str | None = None,
         threads: int | None = None,
         max_len: int | None = None,
         device: str = "cpu",
@@ -111,6 +114,8 @@ class LLM:
             speculation = SpeculationConfig.parse(speculation)
         if drafter is not None:
             speculation = dataclasses.replace(speculation, trained=drafter)
+        if acceptance is not None:
+            speculation = dataclasses.replace(speculation, acceptance=acceptance)
         where = _device(device)
         config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
         if threads is not None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.config import SamplingParams
-from specdec.kernels.base import gumbel
+from specdec.kernels.base import Draw, gumbel
 from specdec.types import TokenLogprob
 
 if TYPE_CHECKING:
@@ -209,6 +209,21 @@ def choose(
         if token is not None:
             return token if token >= 0 else _first(z, history, path)  # which says what is wrong
     return draw(_law(z, params, history, path), seed, position, kernels)
+
+
+def draw_of(row: int, params: SamplingParams, history: History, seed: int) -> Draw | None:
+    """What ``choose`` does with a row after ``history``, for a call that chooses from many rows at once: its token, where
+    that call gives one, is that of ``choose``. None where the logits must be processed first."""
+    if (
+        params.repetition_penalty != 1
+        or params.frequency_penalty != 0
+        or params.presence_penalty != 0
+        or params.logit_bias
+        or params.bad_words_ids
+        or history.n_output < params.min_tokens
+    ):
+        return None
+    return Draw(row, seed, len(history), max(0, params.top_k), params.temperature, params.top_p, params.min_p)
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -176,13 +176,18 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, n_slots: int, preempted: list[Sequence]) -> bool:
         """Reserve slots, preempting younger sequences if need be; False if this one itself had to go."""
         while sequence.table.missing(n_slots) > self._allocator.n_free:
-            youngest = self.running[-1]
-            self._preempt(youngest)
+            youngest = self.preempt()
             preempted.append(youngest)
             if youngest is sequence:
                 return False
         sequence.table.reserve(n_slots)
         return True
+
+    def preempt(self) -> Sequence:
+        """Take the blocks of the youngest running sequence, which is then the next to be admitted and read again."""
+        youngest = self.running[-1]
+        self._preempt(youngest)
+        return youngest
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from specdec.attention.base import Attention
 from specdec.draft.base import Drafter
+from specdec.draft.drawing import Drawing
+from specdec.draft.shape import Shape as TreeShape
 from specdec.models.base import Batch, Model, Shape
 from specdec.tree import chain
-from specdec.types import ROOT, Draft, Sequence, Tree
+from specdec.types import ROOT, Draft, Sequence, Siblings, Tree
 
 
 class TableModel(Model):
@@ -36,6 +38,60 @@ class TableModel(Model):
 
     def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         return self._logp[batch.tokens[batch.wanted]], {}
+
+
+class TableDrafter(Drafter):
+    """Drafts from a table as ``TableModel`` decodes from one: the likeliest tokens, or drawn ones.
+
+    Args:
+        logp: [V, V] log P(column after row).
+        draws: how siblings are drawn above temperature 0; None: the likeliest come first, at any temperature.
+        depth, width: of its trees: a chain where siblings are drawn as ``one``, every node with ``width`` children otherwise.
+    """
+
+    name = "table"
+
+    def __init__(self, logp: Tensor, draws: Siblings | None, depth: int, width: int = 1) -> None:
+        self._logp = logp.float()
+        self.draws = draws
+        self._depth, self._width = depth, width
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+        shape = full(self._depth, self._width, budget)
+        if self.draws is None or sequence.params.greedy:
+            tokens: list[int] = []
+            for parent, rank in zip(shape.parents, shape.ranks, strict=True):
+                above = sequence.tokens[-1] if parent == ROOT else tokens[parent]
+                tokens.append(int(self._logp[above].argsort(descending=True, stable=True)[rank]))
+            return Draft(Tree(tuple(tokens), shape.parents), (self.name,) * len(tokens))
+        drawing = Drawing(shape, self.draws, sequence, len(self._logp))
+        leaves = [ROOT]
+        while leaves:
+            for node in leaves:
+                drawing.draw(node, self._logp[sequence.tokens[-1] if node == ROOT else drawing.tokens[node]])
+            leaves = drawing.next()
+        return drawing.draft(self.name)
+
+
+def full(depth: int, width: int, nodes: int) -> TreeShape:
+    """Every node with ``width`` children down to a depth, as far as ``nodes`` reach, nodes of small depth first."""
+    parents: list[int] = []
+    ranks: list[int] = []
+    level = [ROOT]
+    for _ in range(depth):
+        below = []
+        for parent in level:
+            for rank in range(width):
+                if len(parents) == nodes:
+                    break
+                below.append(len(parents))
+                parents.append(parent)
+                ranks.append(rank)
+        level = below
+    return TreeShape(tuple(parents), tuple(ranks))
 
 
 Truth = Callable[[Sequence], Many[int]]

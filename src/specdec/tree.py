@@ -49,6 +49,15 @@ def path_tokens(tree: Tree, node: int) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
+def main_path(draft: Draft) -> list[int]:
+    """The nodes from the root down, at each the child of the largest estimate; the first, of several or without estimates."""
+    path: list[int] = []
+    below = children(draft.tree)
+    while found := list(below[path[-1] if path else ROOT].values()):
+        path.append(max(found, key=lambda node: draft.estimates[node]) if draft.estimates else found[0])
+    return path
+
+
 def prune(draft: Draft, kept: Collection[int]) -> Draft:
     """The draft of the ``kept`` nodes alone, in the same order.
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "error"]
 Status = Literal["waiting", "running", "finished"]
+Siblings = Literal["one", "distinct", "repeated"]
+"""How a drafter that samples draws the children of a node: at most one; each from what the earlier ones leave of the law; or
+each from the whole law, so that a token may be drawn again."""
 
 ROOT = -1
 """The parent of a node that directly follows the pending token."""
@@ -60,15 +63,22 @@ class Draft:
     sources: tuple[str, ...] = ()
     """The drafter that proposed each node."""
     q: Tensor | None = None
-    """[n, V] the row each node was really drawn from; None where every node is deterministic (one-hot)."""
+    """[n, V] float64, the law each node was really drawn from, in order of ``draws``, given all that was drawn before it; None
+    where every node is deterministic (one-hot)."""
     estimates: tuple[float, ...] = ()
     """The drafter's guess of each node's chance of being accepted; empty where it makes none."""
+    draws: tuple[int, ...] = ()
+    """Nodes in the order in which they were drawn, one that was drawn again once more; empty: each once, in order."""
 
     def __post_init__(self) -> None:
         if len(self.sources) != len(self.tree):
             raise ValueError(f"a draft needs one source per node, got {len(self.sources)} for {len(self.tree)} nodes")
         if self.estimates and len(self.estimates) != len(self.tree):
             raise ValueError(f"a draft needs an estimate per node or none, got {len(self.estimates)} for {len(self.tree)}")
+        if self.draws and list(dict.fromkeys(self.draws)) != list(range(len(self.tree))):
+            raise ValueError(f"draws must name each of {len(self.tree)} nodes, for the first time in order, got {self.draws}")
+        if self.q is not None and len(self.q) != (len(self.draws) or len(self.tree)):
+            raise ValueError(f"a sampled draft needs a row of q per draw, got {len(self.q)} for {self.draws or len(self.tree)}")
 
     def __len__(self) -> int:
         return len(self.tree)
@@ -94,6 +104,17 @@ class Speculation:
     """Tokens that the output is expected to resemble, for drafters that look text up."""
 
 
+@dataclass(slots=True)
+class Times:
+    """When a sequence was queued and when its first pass began, by ``time.perf_counter``.
+
+    The engine writes each once, so other threads may read them while it runs.
+    """
+
+    added: float = 0.0
+    begun: float | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One request's state. Holds committed tokens only: a draft is a separate value until it is verified.
@@ -117,6 +138,7 @@ class Sequence:
     salt: str = ""
     """Sequences of different salts share no cached blocks."""
     speculation: Speculation = Speculation()
+    times: Times = field(default_factory=Times)
     n_cached: int = 0
     """Leading tokens whose keys and values are in the pool."""
     n_entered: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from checkpoints import tiny
 from measurements import gullible, report, timing
 from typer.testing import CliRunner
 
-from specdec import engine
+from specdec import acceptance
 from specdec.bench.result import load, save
 from specdec.cli import app
 
@@ -45,6 +46,18 @@ def test_end_to_end(folder: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "out.json").read_text()
 
 
+def test_a_rule_that_decides_by_chance_is_named_and_promises_no_tokens(folder: Path, tmp_path: Path) -> None:
+    """Its runs above temperature 0 are held against nothing; the plain ones among them still are."""
+    place = tmp_path / "out.json"
+    options = ("--speculation", "ngram", "--acceptance", "rejection", "-t", "1", "--limit", "1", "--json", str(place))
+    result = bench(folder, tmp_path, *options)
+    assert result.exit_code == 0, result.output
+    assert "accepted by rejection: sampled tokens are not plain decoding's" in result.stdout
+    assert "identical" not in result.stdout
+    settings = json.loads(place.read_text())["settings"]
+    assert (settings["acceptance"], settings["lossy"]) == ("rejection", False)
+
+
 def test_several_in_flight(folder: Path, tmp_path: Path) -> None:
     """The rate of all requests together is what people ask for then."""
     result = bench(folder, tmp_path, "--concurrency", "2", "--tasks", "chat,code", "--limit", "2")
@@ -54,7 +67,7 @@ def test_several_in_flight(folder: Path, tmp_path: Path) -> None:
 
 def test_a_changed_token_is_exit_code_1(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No figures of a run whose tokens differ: the prompt is named and no file is written."""
-    monkeypatch.setattr(engine, "follow", gullible)
+    monkeypatch.setattr(acceptance, "follow", gullible)
     result = bench(folder, tmp_path, "--json", str(tmp_path / "out.json"))
     assert result.exit_code == 1
     assert "FAILED: the runs of clock gave different tokens" in result.stderr

@@ -47,7 +47,9 @@ def table(text: str, first: str) -> list[list[str]]:
 
 def test_the_committed_page_is_what_the_results_give(page) -> None:
     """Figures in the docs have a file behind them; run `make benchmarks-doc` after a change of results or of the text."""
-    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page.document(page.read(ROOT / "bench" / "results"))
+    import report as script
+
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == script.text(ROOT / "bench" / "results")
 
 
 def test_tables_of_speculation(page, tmp_path: Path) -> None:
@@ -126,3 +128,32 @@ def test_without_results(page) -> None:
     text = page.document({})
     assert "specdec bench --json bench/results/specdec.json" in text
     assert "|--" not in text
+
+
+def row(server: str, in_flight: int, rate: float) -> dict[str, object]:
+    waits = {"request_seconds_p50": 1.25, "request_seconds_max": 2.5}
+    return {"server": server, "in_flight": in_flight, "requests": 8, "tokens_per_second": rate, **waits}
+
+
+def test_servers_under_load(page) -> None:
+    """Rates, this server's speculation against none and against the best of the others, and who was left out and why."""
+    result = {
+        "provenance": {"date": "2026-01-02T", "command": "python x.py", "commit": "a" * 40, "threads": 2, "cpu": "a CPU"},
+        "settings": {"prompts": 24, "max_tokens": 64},
+        "rows": [
+            row("specdec on", 1, 300.0), row("specdec on", 16, 400.0), row("specdec off", 1, 200.0),
+            row("specdec off", 16, 400.0), row("one", 1, 100.0), row("one", 16, 50.0), row("two", 1, 20.0),
+            row("two", 16, 160.0),
+        ],
+        "skipped": [{"server": "three", "reason": "not installed"}],
+    }  # fmt: skip
+    text = page.document({}, servers=result)
+    for line in (
+        "| specdec on | 300.0 | 400.0 |",
+        "| specdec on over off | 1.50 | 1.00 |",
+        "| specdec on over the best other | 3.00 | 2.50 |",
+        "| two | 1.2 / 2.5 | 1.2 / 2.5 |",
+        "Not measured: three: not installed.",
+    ):
+        assert line in text
+    assert "Servers under load" not in page.document({})

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import tiny
 from measurements import gullible
 
-from specdec import engine
+from specdec import acceptance
 from specdec.bench.prompts import Prompt
 from specdec.bench.run import Changed, Plan, measure
 from specdec.config import ConfigError, SamplingParams
@@ -99,7 +99,7 @@ def test_so_many_requests_are_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_changed_token_ends_the_measurement(llm: LLM, monkeypatch: pytest.MonkeyPatch, concurrency: int) -> None:
     """What is measured is a promise kept: a verifier that accepts too much is found out, and the prompt is named."""
-    monkeypatch.setattr(engine, "follow", gullible)
+    monkeypatch.setattr(acceptance, "follow", gullible)
     with pytest.raises(Changed, match=r"the runs of a gave different tokens, from token \d+ on"):
         measure(llm, PROMPTS[:1], Plan((0.0,), PARAMS, concurrency=concurrency, repeats=2))
     assert not llm.engine.has_work

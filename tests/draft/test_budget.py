@@ -96,17 +96,23 @@ def test_the_best_of_all_subtrees(curve: Callable[[int], float]) -> None:
 
 
 def test_a_batch_shares_its_rows() -> None:
-    """Nodes of all sequences compete for the same pass, beside the rows of a prompt that is being read."""
+    """Nodes of all sequences compete for the same pass. A prompt that is read beside them makes it longer and rows perhaps
+    dearer, but its time is not theirs: it does not let nodes of little chance ride along."""
     estimates = {0: [0.9, 0.8, 0.7, 0.6], 1: [0.5, 0.2, 0.1, 0.05], 2: [0.95, 0.3, 0.1, 0.1]}
     rows = [sequence([1], number=i) for i in estimates]
     for curve, others in itertools.product(CURVES.values(), (0, 20)):
         budget = budget_of(curve, lambda s, n: draft_of([-1, 0, 1, 2], estimates[s.id]))
         drafts = budget.propose(rows, [4] * 3, 3 + others)
+        prompt = curve(3 + others) - curve(3)
+
+        def rate(tokens: float, nodes: int) -> float:
+            return (3 + tokens) / (curve(3 + others + nodes) - prompt)  # noqa: B023
+
         best, lengths = max(
-            ((3 + sum(sum(e[:k]) for e, k in zip(estimates.values(), ks, strict=True))) / curve(3 + others + sum(ks)), ks)
+            (rate(sum(sum(e[:k]) for e, k in zip(estimates.values(), ks, strict=True)), sum(ks)), ks)
             for ks in itertools.product(range(5), repeat=3)
         )
-        got = (3 + sum(sum(d.estimates) for d in drafts)) / curve(3 + others + sum(map(len, drafts)))
+        got = rate(sum(sum(d.estimates) for d in drafts), sum(map(len, drafts)))
         assert got == pytest.approx(best), (lengths, [len(d) for d in drafts])
 
 
@@ -296,3 +302,52 @@ def test_reading_is_not_the_price_of_asking() -> None:
         step = Step(tuple(Span(s, 0, 1, d) for s, d in zip(rows, drafts, strict=True)))
         forward = Forward(torch.zeros(3, 4), (slice(0, 2), slice(2, 3)))
         budget.observe(step, forward, [Verdict((0,), 1) if right else Verdict((), 1), Verdict((), 1)])
+
+
+def test_a_thrifty_drafter_watches_those_that_ask_and_a_few_others() -> None:
+    """Of 32 sequences two may ask: they are always observed, of the others four in one pass of four, all in their turn."""
+    seen: list[list[int]] = []
+
+    class Thrifty(Scripted):
+        thrifty = True
+
+        def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
+            seen.append([span.sequence.id for span in step])
+            assert [rows.start for rows in forward.rows] == [starts[i] for i in seen[-1]], "each with its own rows"
+            assert [verdict.token for verdict in verdicts if verdict] == seen[-1]
+            clock.now += 0.001
+
+    clock = Clock()
+    budget = Budget(Thrifty(lambda s, n: draft_of([-1], [0.9]), clock, 0.1), costs_of(CURVES["3 %"]), Stats(), clock)
+    rows = [sequence([1], number=i) for i in range(32)]
+    for _ in range(40):
+        drafts = budget.propose(rows, [4, *[0] * 20, 4, *[0] * 10], 32)
+        ends = list(itertools.accumulate((1 + len(draft) for draft in drafts), initial=0))
+        starts = ends[:-1]
+        step = Step(tuple(Span(s, 0, 1, d) for s, d in zip(rows, drafts, strict=True)))
+        forward = Forward(torch.zeros(ends[-1], 4), tuple(slice(a, b) for a, b in itertools.pairwise(ends)))
+        budget.observe(step, forward, [Verdict((0,) if len(d) else (), s.id) for s, d in zip(rows, drafts, strict=True)])
+    assert all(ids[0] == 0 and 21 in ids for ids in seen)
+    assert [len(ids) for ids in seen] == [2, 2, 2, 6] * 10
+    assert {i for ids in seen for i in ids} == set(range(32))
+
+
+def test_a_new_sequence_waits_where_a_drafter_did_not_pay_for_others() -> None:
+    """The first ask of a sequence comes at once while nothing is known, and after some passes once the drafter is known to
+    cost more than it saves."""
+    text, clock = list(range(60)), Clock()
+    wrong = right(text, lambda n: False, 0.95)
+    asked: list[tuple[int, int]] = []
+
+    def noting(s: Sequence, n: int) -> Draft:
+        asked.append((s.id, s.n_output))
+        return wrong(s, n)
+
+    course = Course(text, [Scripted(noting, clock, 0.3)], clock, CURVES["as dear as a pass"])
+    for number in range(8):
+        course.row = sequence([0], 1, number=number)
+        course.run()
+        course.budget.release(course.row)
+    firsts = [next(done for i, done in asked if i == number) for number in range(8)]
+    assert firsts[0] == 0
+    assert firsts[-1] == 3

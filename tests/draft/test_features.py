@@ -18,7 +18,7 @@ def observe(features: Features, spans, verdicts):
 
 
 def held(features: Features, row) -> list[list[float]]:
-    return torch.cat(features._tracks[row.id].held).tolist()
+    return features.features([features._tracks[row.id]]).tolist()
 
 
 def chain(*tokens: int) -> Draft:

@@ -76,8 +76,11 @@ def drafted(drafter: SuffixDrafter, row: Sequence, budget: int) -> Tree:
     return list(zip(paths(draft.tree), draft.estimates, strict=True))
 
 
-def finish(drafter: SuffixDrafter, output: list[int], prompt: tuple[int, ...] = (900,), number: int = 0) -> None:
+def finish(
+    drafter: SuffixDrafter, output: list[int], prompt: tuple[int, ...] = (900,), number: int = 0, salt: str = ""
+) -> None:
     row = sequence([*prompt, *output], len(prompt), number=number)
+    row.salt = salt
     run_pass(drafter, row, propose(drafter, row, 0), [901])
     row.tokens.pop()
     row.status = "finished"
@@ -245,10 +248,25 @@ def test_a_request_never_sees_the_own_text_of_an_earlier_one(second: list[int], 
 
 def test_a_thousand_requests_take_bounded_memory() -> None:
     suffix = SuffixDrafter(SpeculationConfig(suffix_global_tokens=500))
-    empty = suffix.n_bytes
+    most = 4 * (500 + 2 * SpeculationConfig().suffix_depth)
     for number in range(1000):
         finish(suffix, [number, *range(number % 40)], number=number)
-    assert empty < suffix.n_bytes <= empty + 4 * (500 + SpeculationConfig().suffix_depth)
+    assert 0 < suffix.n_bytes <= most
+    for number in range(1000):
+        finish(suffix, [number, *range(number % 40)], number=number, salt=str(number % 50))
+    assert 0 < suffix.n_bytes <= 2 * most
+
+
+def test_requests_of_another_salt_do_not_meet_past_outputs() -> None:
+    """How fast an answer comes tells nobody what those of other salts were given."""
+    suffix = SuffixDrafter(SpeculationConfig(suffix_global_min_match=2))
+    finish(suffix, [1, 2, 3, 4], salt="a")
+    lengths = []
+    for salt in ("b", "", "a"):
+        row = sequence([9, 1, 2])
+        row.salt = salt
+        lengths.append(len(propose(suffix, row, 4)))
+    assert lengths == [0, 0, 2]
 
 
 def test_reading_a_prompt_and_a_step_are_quick() -> None:

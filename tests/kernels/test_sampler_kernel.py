@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from native import ALL, FAST, NATIVE
 from torch import Tensor
 
 from specdec.kernels import set_threads
-from specdec.kernels.base import WIDTH, Kernels, gumbel
+from specdec.kernels.base import WIDTH, Draw, Kernels, gumbel
 
 every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 
@@ -206,3 +208,58 @@ def test_candidates_refuse_what_does_not_fit(k: int) -> None:
         FAST.candidates(row, one.double(), one, one, k, None)
     with pytest.raises(ValueError, match="as many"):
         FAST.candidates(row, one.double(), one, one, 4, one)
+
+
+FILTERS = [(0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.1), (40, 0.8, 0.02)]
+
+
+def drawn_alone(kernels: Kernels, logits: Tensor, draw: Draw) -> int:
+    """What the calls for single rows give, -1 where they do not say."""
+    z = logits[draw.row]
+    if draw.temperature == 0:
+        values, ids = kernels.top(z[None], 1)
+        return int(ids[0, 0]) if values[0, 0].isfinite() else -1
+    if (draw.top_k, draw.top_p, draw.min_p) == FILTERS[0]:
+        return kernels.race(z, draw.seed, draw.position, draw.temperature)
+    token = kernels.race_among(z, draw.seed, draw.position, draw.temperature, draw.top_k, draw.top_p, draw.min_p)
+    return -1 if token is None else token
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kernels", NATIVE, ids=lambda kernels: kernels.name)
+def test_many_draws_are_those_of_each_row_alone(kernels: Kernels, threads: int) -> None:
+    """In any order and company, twice of a row, on any number of threads; ties, damaged and empty rows included."""
+    noise = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(24, 20_000, generator=noise)
+    logits[3] = logits[3].round()  # ties
+    logits[5, 77], logits[9, 3], logits[11] = torch.nan, torch.inf, -torch.inf
+    logits[13, :19_999] = -torch.inf
+    draws = [
+        Draw(row, seed=row * 7 + 2**60, position=row % 5, top_k=k, temperature=temperature, top_p=p, min_p=q)
+        for row in [*range(24), 3, 0]
+        for temperature in (0.0, 0.3, 1.0, 2.5)
+        for k, p, q in FILTERS
+    ]
+    random.Random(2).shuffle(draws)
+    before = torch.get_num_threads()
+    set_threads(threads)
+    try:
+        tokens = kernels.draw_rows(logits, draws)
+    finally:
+        set_threads(before)
+    assert tokens == [drawn_alone(kernels, logits, draw) for draw in draws]
+    for draw, token in zip(draws, tokens, strict=True):
+        if draw.temperature == 0 and token >= 0:
+            assert token == int(logits[draw.row].numpy().argmax())  # numpy's is the first of equals
+        if draw.row in (5, 9, 11):
+            assert token == -1
+    assert tokens.count(-1) < len(draws) / 4
+    assert kernels.draw_rows(logits, []) == []
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native kernels are not built")
+@pytest.mark.parametrize("row", [-1, 2])
+def test_draws_of_rows_that_are_not_there_are_refused(row: int) -> None:
+    with pytest.raises(ValueError, match="draws must name rows of the 2 that there are"):
+        FAST.draw_rows(torch.zeros(2, 50), [Draw(row, 0, 0, 0, 0.0, 1.0, 0.0)])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
-from serving import ROUTES, Running, asking, joined, one_of, serving, slowed, strict
+from serving import PATIENCE, ROUTES, Running, asking, joined, one_of, serving, slowed, strict
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -94,7 +94,7 @@ def test_openai_sees_a_stream_fail(tiny_folder: Path) -> None:
 
 def frames(socket: ClientConnection) -> list[dict]:
     """The frames of one answer."""
-    return [strict(message) for message in iter(lambda: socket.recv(timeout=10), "[DONE]")]
+    return [strict(message) for message in iter(lambda: socket.recv(timeout=PATIENCE), "[DONE]")]
 
 
 def address(server: Running, route: str) -> str:
@@ -122,12 +122,12 @@ def test_a_websocket_says_the_same(tiny_server: Running, route: str) -> None:
 
 def test_a_websocket_that_closes(tiny_folder: Path) -> None:
     """Closing ends the answer at once; too many requests ahead, or bytes for text, close the connection."""
-    with serving(slowed(load(tiny_folder), 0.01)) as server:
+    with serving(slowed(load(tiny_folder), 0.03)) as server:
         body = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True})
         with connect(address(server, ROUTES[0])) as socket:
             socket.send(body)
-            socket.recv(timeout=5)
-        server.settled(1)
+            socket.recv(timeout=PATIENCE)
+        assert server.settled()["specdec:request_success_total{abort}"] == 1
         for messages, code in (([body] * 12, 1008), ([b"\0"], 1003)):
             with connect(address(server, ROUTES[0])) as socket:
                 for message in messages:
@@ -135,7 +135,7 @@ def test_a_websocket_that_closes(tiny_folder: Path) -> None:
                 with pytest.raises(ConnectionClosed) as closed:
                     list(iter(socket.recv, None))
                 assert closed.value.rcvd.code == code
-            server.settled(1)
+            server.settled()
 
 
 def test_a_websocket_needs_the_key(tiny_folder: Path) -> None:

@@ -88,7 +88,7 @@ def test_no_text_of_others(tmp_path: Path, tiny_folder: Path) -> None:
         alone = [one_of(server.ask(**body)) for body in bodies]
         for _ in range(3):
             assert [one_of(answer) for answer in together(server, bodies, clients=4)] == alone
-        assert server.settled()["specdec:preemptions_total"] > 0
+        assert server.settled()["specdec:num_preemptions_total"] > 0
 
 
 def test_salts_share_nothing(tiny_folder: Path) -> None:
@@ -197,7 +197,7 @@ def counting(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
 def test_delivered_is_counted(counting: Running) -> None:
     """C07: tokens delivered, in usage, with log-probabilities, and in the metrics are the same number for every limit."""
     for limit in range(1, 25):
-        before = counting.metrics()["specdec:emitted_total"]
+        before = counting.metrics()["specdec:generation_tokens_total"]
         body = {
             "prompt": " 3 4 5",
             "max_tokens": limit,
@@ -209,7 +209,7 @@ def test_delivered_is_counted(counting: Running) -> None:
         answer = counting.ask(**body)
         choice = one_of(answer)
         assert len(choice["token_ids"]) == len(choice["logprobs"]["tokens"]) == answer["usage"]["completion_tokens"] == limit
-        assert counting.metrics()["specdec:emitted_total"] - before == limit
+        assert counting.metrics()["specdec:generation_tokens_total"] - before == limit
         frames = counting.stream(**body, stream_options={"include_usage": True})
         assert joined(frames)[0] == choice
         assert frames[-1]["usage"] == answer["usage"]
@@ -218,11 +218,12 @@ def test_delivered_is_counted(counting: Running) -> None:
 def test_drafted_and_accepted_are_counted(tmp_path: Path) -> None:
     """C19: nothing before the first request; right drafts of 4 for 11 tokens: 8 drafted, 8 accepted; never more accepted."""
     llm = words_llm(tmp_path, [f" {i}" for i in range(11)] + ["<end>"], eos=True)
+    names = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "target_passes", "generation_tokens")
 
     def counts(server: Running) -> tuple[float, ...]:
         now = server.metrics()
         assert all(value == value for value in now.values()), "NaN"
-        found = tuple(now[f"specdec:{name}_total"] for name in ("drafted", "accepted", "target_passes", "emitted"))
+        found = tuple(now[f"specdec:{name}_total"] for name in names)
         assert 0 <= found[1] <= found[0] <= 4 * found[2]
         return found
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from toys import CPU, KERNELS, Silent, classed, config, embed, output, periodic, trained
 
 from specdec.models.heads import make_head
+from specdec.train import loop
 from specdec.train.batch import Batch
 from specdec.train.evaluate import bursts, measure
 from specdec.train.loop import Run
@@ -86,6 +89,20 @@ def test_a_killed_run_ends_with_the_same_weights(steps: int, tmp_path) -> None:
     expected = whole.head.state_dict()
     for name, value in resumed.head.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_patience_begins_when_all_steps_are_trained(tmp_path, monkeypatch) -> None:
+    """While the first step learns alone, whole chains get no better: that is no reason to give up."""
+    monkeypatch.setattr(loop, "measure", lambda *_: SimpleNamespace(tau=1.0, as_dict=lambda: {"tau": 1.0}))
+    settings = TrainConfig(kind="eagle3", steps=3, epochs=10, batch=64, alone=0.5, patience=2, evaluations=30)
+    examples = [periodic(i) for i in range(7)]
+    n_anchors = sum(example.n_anchors for example in examples)
+    run = Run(make_head(config("eagle3")), settings, embed, output(), KERNELS, [examples], n_anchors, [], tmp_path)
+    run.run(Silent())
+    steps = [entry["steps"] for entry in run.history]
+    assert steps.count(1) > 10
+    assert steps.count(3) == 3
+    assert 0.6 < run.progress < 0.95
 
 
 def test_tau_is_what_a_walk_from_burst_to_burst_counts(tmp_path) -> None:

@@ -40,6 +40,11 @@ def command(argv: list[str]) -> str:
     return shlex.join([*start, *map(_without_folder, words)])
 
 
+def model_name(name: str) -> str:
+    """What a model was asked for as, without the folders of an absolute path."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
 def _without_folder(word: str) -> str:
     """``/a/b.json`` and ``--json=/a/b.json`` lose their folder."""
     option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)

@@ -1,7 +1,8 @@
 """The measurement: the same engine with speculation off and on, in turns, over the same prompts.
 
 Speculation may change the speed and nothing else, so the tokens of all runs of a prompt must be the same; a measurement in
-which they are not is broken off.
+which they are not is broken off. Rules of acceptance that decide by chance promise that at temperature 0 only: above it their
+runs are held against nothing, and the result names the rule.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.bench.prompts import Prompt, digest
-from specdec.bench.provenance import provenance
+from specdec.bench.provenance import model_name, provenance
 from specdec.bench.result import MODES, Report, Timing
 from specdec.bench.summary import gaps, summarise
 from specdec.config import ConfigError, SamplingParams
@@ -116,7 +117,8 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                 for mode in MODES if turn % 2 == 0 else MODES[::-1]:
                     began = time.perf_counter()
                     for prompt, result, deliveries in _serve(sides[mode], group, ids, params, plan.concurrency):
-                        _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
+                        if mode == MODES[0] or temperature == 0 or not llm.engine.acceptance.by_chance:
+                            _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
                         runs.append(_timing(mode, prompt, turn, temperature, result, deliveries))
                         served(prompt)
                     walls[mode] += time.perf_counter() - began
@@ -237,7 +239,7 @@ def _timing(
 
 def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return provenance(
-        model=Path(llm.name).name if Path(llm.name).is_absolute() else llm.name,
+        model=model_name(llm.name),
         precision=llm.precision,
         kernels=llm.kernels.name,
         prompts=len(prompts),
@@ -250,6 +252,7 @@ def _settings(llm: LLM, plan: Plan) -> dict[str, Any]:
         "speculation": [drafter.name for drafter in llm.engine.drafters],
         "drafter": next((drafter.card["name"] for drafter in llm.engine.drafters if drafter.card), None),
         "max_nodes": llm.config.speculation.max_nodes,
+        **llm.engine.acceptance.facts,
         "temperature": list(plan.temperatures),
         "max_tokens": plan.params.max_tokens,
         "ignore_eos": plan.params.ignore_eos,

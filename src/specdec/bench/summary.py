@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.bench.result import ALL, Summary, Timing
 
@@ -91,7 +92,7 @@ class _Total:
 
 def _row(mode: str, task: str, temperature: float, runs: list[Timing], total: _Total, base: _Total | None) -> Summary:
     decoding, base_decoding = total.decode_rate, base.decode_rate if base else None
-    tau, acceptance = _acceptance(runs)
+    tau, by_depth = acceptance([run.stats for run in runs if run.stats])
     return Summary(
         mode=mode,
         task=task,
@@ -102,16 +103,15 @@ def _row(mode: str, task: str, temperature: float, runs: list[Timing], total: _T
         gap_p50=_typical(runs, lambda run: run.gaps["p50"]),
         gap_p99=_typical(runs, lambda run: run.gaps["p99"]),
         tau=tau,
-        acceptance_by_depth=acceptance,
+        acceptance_by_depth=by_depth,
         speedup=total.rate / base.rate if base else None,
         speedup_decoding=decoding / base_decoding if decoding and base_decoding else None,
         temperature=temperature,
     )
 
 
-def _acceptance(runs: list[Timing]) -> tuple[float | None, tuple[float, ...] | None]:
-    """τ, and accepted over reached by depth, of all turns together; None where the engine's counters are not known."""
-    counted = [run.stats for run in runs if run.stats]
+def acceptance(counted: Sequence[Mapping[str, Any]]) -> tuple[float | None, tuple[float, ...] | None]:
+    """τ, and accepted over reached by depth, of sequences' counters together; None where there are none."""
     passes = sum(stats["target_passes"] for stats in counted)
     if not passes:
         return None, None

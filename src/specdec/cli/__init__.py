@@ -8,10 +8,13 @@ import typer
 
 from specdec import __version__
 from specdec.cli import bench, train
+from specdec.cli.audit import audit
 from specdec.cli.chat import chat
 from specdec.cli.generate import generate
 from specdec.cli.info import info
+from specdec.cli.plan import plan
 from specdec.cli.pull import pull
+from specdec.cli.roofline import roofline
 from specdec.cli.serve import serve
 
 app = typer.Typer(
@@ -21,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, pull, info):
+for command in (generate, chat, serve, audit, pull, info, roofline, plan):
     app.command()(command)
 app.add_typer(bench.app)
 app.add_typer(train.app)

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec.cli import bench_tables, render
-from specdec.cli.options import ModelOptions, command
+from specdec.cli.options import ModelOptions, command, given, writable
 from specdec.config import ConfigError, SamplingParams
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def bench(
 ) -> None:
     """Measure the engine with speculation off and on, in turns, over prompts of several tasks.
 
-    The tokens of all runs of a prompt must be the same: if speculation changed one, the exit code is 1. A smaller --limit or
+    The tokens of all runs of a prompt must be the same: if speculation changed one, the exit code is 1 (rules of --acceptance
+    that decide by chance may change them above temperature 0). A smaller --limit or
     --repeats takes less time. `specdec bench compare A.json B.json` puts two results side by side.
     """
     if ctx.invoked_subcommand:
@@ -55,10 +56,7 @@ def bench(
     path = prompts or files.DEFAULT
     chosen = files.select(files.load(path), _words(tasks), limit)
     params = SamplingParams(temperature=0, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
-    if json is not None and not json.parent.is_dir():
-        raise ConfigError(f"--json: the folder {json.parent} does not exist")
-    if json is not None and json.is_dir():
-        raise ConfigError(f"--json: {json} is a folder, not a file")
+    writable("--json", json)
     report = _measure(model, chosen, _numbers(temperature), params, concurrency, repeats)
     console = render.out()
     for table in bench_tables.tables(report):
@@ -142,10 +140,8 @@ def _numbers(texts: list[str] | None) -> list[float]:
 
 def _refuse_options(ctx: typer.Context) -> None:
     """Options before a verb of ``bench`` would have no effect."""
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"{parameter.opts[0]} has no effect on specdec bench {ctx.invoked_subcommand}: leave it out")
+    for option in given(ctx).values():
+        raise ConfigError(f"{option} has no effect on specdec bench {ctx.invoked_subcommand}: leave it out")
 
 
 app = typer.Typer(name="bench", callback=bench, invoke_without_command=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.bench.result import ALL
+from specdec.cli.render import accepted_by
 
 if TYPE_CHECKING:
     from specdec.bench.compare import Pair
@@ -73,6 +74,8 @@ def _heading(report: Report) -> Text:
         f"{n_prompts} prompts, up to {settings['max_tokens']} tokens, {settings['concurrency']} in flight, "
         f"repeats {settings['repeats']}, speculation {', '.join(settings['speculation'])}\n"
     )
+    if (rule := accepted_by(settings)) and any(report.temperatures):
+        return text.append(f"{rule}: sampled tokens are not plain decoding's", style="bold yellow")
     return text.append(f"identical: all {len(report.runs)} runs gave the tokens of plain decoding", style="bold green")
 
 

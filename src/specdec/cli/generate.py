@@ -53,6 +53,11 @@ def generate(
     llm = model.load(progress=not as_json)
     if system is not None and (raw or not llm.tokenizer.has_chat_template):
         raise ConfigError("--system needs a chat template: drop --raw, or choose a model that has one")
+    if compare and llm.engine.acceptance.by_chance and not params.greedy:
+        raise ConfigError(
+            f"--compare asks for the tokens of plain decoding, which acceptance={model.acceptance} does not promise above "
+            "temperature 0: leave --compare out, or take --acceptance coupled"
+        )
     request: str | list[dict[str, str]] = text
     if llm.tokenizer.has_chat_template and not raw:
         request = [{"role": "system", "content": system}] if system is not None else []

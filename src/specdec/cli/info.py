@@ -80,12 +80,13 @@ def _facts(llm: LLM) -> dict[str, Any]:
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     machine, nodes = facts["machine"], facts["max_nodes"]
+    speculation = f"{', '.join(facts['speculation'])}, up to {nodes} tokens a pass" if nodes else "off"
     size = f"{facts['layers']} layers, vocabulary {facts['vocabulary']:,}, context {facts['context']:,}"
     system = f"{machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}"
     return [
         ("model", f"{facts['model']}: {size}"),
         ("precision", f"{facts['precision']}, weights {_megabytes(facts['weights_bytes'])}"),
-        ("speculation", f"{', '.join(facts['speculation'])}, up to {nodes} tokens a pass" if nodes else "off"),
+        ("speculation", ", ".join(filter(None, (speculation, render.accepted_by(facts))))),
         *_drafter(facts["drafter"]),
         ("cost of rows", _costs(facts["pass_seconds"], facts["pass_costs"])),
         ("exactness", facts["invariance_text"]),

@@ -9,11 +9,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, DRAFTERS, PRECISIONS, ConfigError, Precision, SamplingParams, SpeculationConfig
+from specdec.config import (
+    ACCEPTANCES,
+    DEFAULT_MODEL,
+    DRAFTERS,
+    PRECISIONS,
+    ConfigError,
+    Precision,
+    SamplingParams,
+    SpeculationConfig,
+)
 from specdec.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -46,6 +56,10 @@ class ModelOptions:
         str | None,
         option(_MODEL, help="The trained drafter: folder, hub id or alias of a head, or a model to draft with."),
     ] = None
+    acceptance: Annotated[
+        str,
+        option(_MODEL, help=f"How drafted tokens are accepted, one of {', '.join(ACCEPTANCES)}; see docs/rules.md."),
+    ] = "coupled"
     max_nodes: Annotated[int | None, option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
     threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
     max_len: Annotated[int | None, option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
@@ -59,12 +73,40 @@ class ModelOptions:
             self.model,
             revision=self.revision,
             precision=cast(Precision, self.precision),
-            speculation=SpeculationConfig.parse(self.speculation, **nodes),
+            speculation=SpeculationConfig.parse(self.speculation, acceptance=self.acceptance, **nodes),
             drafter=self.drafter,
             threads=self.threads,
             max_len=self.max_len,
             device=self.device,
             progress=progress,
+            **settings,
+        )
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Which model, and how it runs, where nothing is drafted."""
+
+    model: Annotated[str, option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
+        DEFAULT_MODEL
+    )
+    revision: Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
+    precision: Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
+    threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
+    device: Annotated[str, option(_MODEL, help="Where the model runs.")] = "cpu"
+
+    def load(self, **settings: Any) -> LLM:
+        """Without drafters and without the self-test."""
+        from specdec.llm import LLM
+
+        return LLM(
+            self.model,
+            revision=self.revision,
+            precision=cast(Precision, self.precision),
+            threads=self.threads,
+            device=self.device,
+            speculation="off",
+            self_test=False,
             **settings,
         )
 
@@ -163,6 +205,31 @@ def with_errors(run: Callable[[], None]) -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from error
+
+
+def given(ctx: typer.Context) -> dict[str, str]:
+    """The options that stand on the command line: their parameters' names, and how they are written."""
+    return {
+        parameter.name: parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name and (source := ctx.get_parameter_source(parameter.name)) and source.name == "COMMANDLINE"
+    }
+
+
+def refuse_beside(ctx: typer.Context, option: str, group: type[Any]) -> None:
+    """Raise where an option of a group stands beside one that leaves it without effect."""
+    written = given(ctx)
+    for name in (f.name for f in dataclasses.fields(group)):
+        if name in written:
+            raise ConfigError(f"{written[name]} has no effect beside {option}: leave one out")
+
+
+def writable(option: str, path: Path | None) -> None:
+    """Raise, before any work is done, where a file could not be written for sure."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{option}: the folder {path.parent} does not exist")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{option}: {path} is a folder, not a file")
 
 
 @contextmanager

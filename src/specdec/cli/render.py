@@ -73,8 +73,16 @@ def summary(results: list[Result]) -> Text:
     if proposed:
         drafted = sum(result.stats["drafted"] for result in results)
         text.append(f", {drafted} of {proposed} drafted tokens verified", style="dim")
+    if rule := accepted_by(results[0].stats):
+        text.append(f", {rule}", style="dim")
     reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
     return text.append(f" ({reasons})", style="dim")
+
+
+def accepted_by(facts: Mapping[str, Any]) -> str:
+    """Which rule accepted drafted tokens, by what statistics say of it; nothing of the default one."""
+    rule = facts.get("acceptance")
+    return f"accepted by {rule}{' (LOSSY)' if facts['lossy'] else ''}" if rule else ""
 
 
 def result_json(result: Result, llm: LLM) -> dict[str, Any]:
@@ -106,6 +114,7 @@ def run_json(llm: LLM) -> dict[str, Any]:
         "kernels": llm.kernels.name,
         "speculation": [drafter.name for drafter in engine.drafters],
         "max_nodes": max_nodes if engine.drafters else 0,
+        **engine.acceptance.facts,
         "pass_seconds": None if budget is None else budget.costs.points,
         "pass_costs": None if budget is None else budget.costs.relative(),
         "exact": None if invariance is None else invariance.exact,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from specdec.cli import render
 from specdec.cli.options import ModelOptions, command
 from specdec.config import ConfigError, ServeConfig
 
@@ -47,6 +49,13 @@ def serve(
     shutdown_seconds: Annotated[
         float, _option(help="How long running requests may go on at the end.")
     ] = _DEFAULT.shutdown_seconds,
+    log_format: Annotated[
+        Literal["text", "json"], _option(help="One line per request and warning, on stderr: for people, or an object of JSON.")
+    ] = "text",
+    otlp_endpoint: Annotated[
+        str | None, _option(help="Collector of OpenTelemetry traces, as OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra otel.")
+    ] = None,
+    trace_sample: Annotated[float | None, _option(help="Share of the traces that are kept, 0 to 1.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
 ) -> None:
     """Serve a model over HTTP, to OpenAI's clients among others; docs/serving.md has the routes.
@@ -63,30 +72,46 @@ def serve(
         stalled_seconds=stalled_seconds,
         stream_rate=stream_rate,
         shutdown_seconds=shutdown_seconds,
+        otlp_endpoint=otlp_endpoint,
+        trace_sample=trace_sample,
     )
     if replicas < 1:
         raise ConfigError(f"--replicas must be an integer >= 1, got {replicas}")
     if replicas > 1:
-        _serve_replicas(replicas, model, config, host, port, max_sequences=max_sequences, kv_tokens=kv_tokens)
+        load = functools.partial(_load, log_format, max_sequences=max_sequences, kv_tokens=kv_tokens)
+        _serve_replicas(replicas, model, config, host, port, load)
         return
-    llm = model.load(progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
-
     from specdec.serve.server import Server
 
+    llm = _load(log_format, model, progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
     server.run()
     if not server.started:
         raise typer.Exit(1)
 
 
-def _serve_replicas(n: int, model: ModelOptions, config: ServeConfig, host: str, port: int, **settings: int | None) -> None:
+def _load(log_format: Literal["text", "json"], model: ModelOptions, progress: bool = False, **settings: int | None) -> LLM:
+    """In the process that serves it."""
+    from specdec.serve.logs import configure
+
+    configure(log_format)
+    return model.load(progress=progress, **settings)
+
+
+def _serve_replicas(
+    n: int, model: ModelOptions, config: ServeConfig, host: str, port: int, load: Callable[[ModelOptions], LLM]
+) -> None:
     from specdec.serve.scale.server import ScaledServer
 
     if model.threads is None:
         model = dataclasses.replace(model, threads=max(1, len(os.sched_getaffinity(0)) // n))
-    load = functools.partial(ModelOptions.load, model, progress=False, **settings)
     server = ScaledServer(
-        load, config, n, host, port, lambda address, ready: _announce_replicas(n, model, config, address, ready)
+        functools.partial(load, model),
+        config,
+        n,
+        host,
+        port,
+        lambda address, ready: _announce_replicas(n, model, config, address, ready),
     )
     typer.echo(f"starting {n} replicas, {model.threads} threads each")
     server.run()
@@ -109,5 +134,6 @@ def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     engine, drafters = llm.engine, [drafter.name for drafter in llm.engine.drafters]
     typer.echo(f"{config.model_name or llm.name} at {address}/v1 ({llm.precision})")
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
-    typer.echo(f"  speculation: {', '.join(drafters) or 'off'}")
+    speculation = ", ".join(filter(None, (*drafters, render.accepted_by(engine.acceptance.facts)))) if drafters else "off"
+    typer.echo(f"  speculation: {speculation}")
     _announce_addresses(config, address)

@@ -9,51 +9,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.cli import render
-from specdec.cli.options import command, option
-from specdec.config import DEFAULT_MODEL, PRECISIONS, ConfigError, Precision
+from specdec.cli.options import TargetOptions, command, option
+from specdec.config import ConfigError
 
 if TYPE_CHECKING:
-    from specdec.llm import LLM
     from specdec.train.evaluate import Measured
     from specdec.train.losses import Losses
     from specdec.train.settings import Kind
 
-_TARGET, _DATA, _TRAINING = "Model", "Data", "Training"
+_DATA, _TRAINING = "Data", "Training"
 _LINE_SECONDS = 30.0
 """Where no bar can be drawn, a line is printed this often."""
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """The model that the drafter is for, and how it runs: the drafter learns it in this precision."""
-
-    model: Annotated[str, option(_TARGET, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
-        DEFAULT_MODEL
-    )
-    revision: Annotated[str | None, option(_TARGET, help="Branch, tag or commit of a hub id.")] = None
-    precision: Annotated[str, option(_TARGET, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
-    threads: Annotated[int | None, option(_TARGET, help="Threads of the arithmetic.")] = None
-    device: Annotated[str, option(_TARGET, help="Where the model runs and the drafter is trained.")] = "cpu"
-
-    def load(self) -> LLM:
-        from specdec.llm import LLM
-
-        return LLM(
-            self.model,
-            revision=self.revision,
-            precision=cast(Precision, self.precision),
-            threads=self.threads,
-            device=self.device,
-            speculation="off",
-            max_sequences=16,
-            self_test=False,
-        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +157,7 @@ def _train(
     if data.answers is not None and not data.answers.is_file():
         raise ConfigError(f"--answers: there is no file {data.answers}")
     out.mkdir(parents=True, exist_ok=True)
-    llm = target.load()
+    llm = target.load(max_sequences=16)
     answers = data.answers or out / "answers.jsonl"
     with _Bar() as bar:
         if prompts is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
-from specdec.types import Draft, Forward, Sequence, Step, Verdict
+from specdec.types import Draft, Forward, Sequence, Siblings, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,12 @@ class Drafter(ABC):
     card: Mapping[str, Any] | None = None
     """What is known of a trained drafter, for people; None for one that was not trained."""
     thrifty = False
-    """May passes be left out of what is observed while the drafter is hardly asked? It then learns from fewer of them."""
+    """May sequences and passes for which the drafter was not asked be left out of what it observes? It then learns from fewer
+    of them, and gets no hidden states."""
+
+    draws: Siblings | None = None
+    """How it draws the children of a node at random, above temperature 0, to say from which laws (``Draft.q``); None: what it
+    drafts is a function of what it has seen."""
 
     prediction: str | None = None
     """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""
@@ -53,6 +58,10 @@ class Drafter(ABC):
     def read(self, sequences: Many[Sequence]) -> None:  # noqa: B027
         """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with the same ones:
         what this takes is not counted as the price of asking, which would otherwise look too dear after every prompt."""
+
+    def weigh(self, token: float, row: float) -> None:  # noqa: B027
+        """Told before ``propose``: the seconds that a token saves if it is accepted, and those that a verified row costs. A
+        drafter that takes time for every further token can stop where that does not pay."""
 
     @abstractmethod
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:

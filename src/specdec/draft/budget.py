@@ -21,7 +21,7 @@ from specdec.draft.base import Drafter
 from specdec.draft.merge import Merge, overlay
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
-from specdec.tree import depths, prune
+from specdec.tree import depths, main_path, prune
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
 
 Kind = tuple[str, int, int]
@@ -46,7 +46,7 @@ PROBING = 0.005
 """Most of the time of plain decoding that may go into asking a drafter that does not pay."""
 
 GLANCES = 4
-"""A thrifty drafter that was not asked observes one pass in so many."""
+"""Of the sequences for which a thrifty drafter was not asked, it observes so many in one pass of so many."""
 
 GOOD = 0.75
 """Tokens of others' drafts expected to be accepted, from which on a drafter's worth is judged apart: behind a long copy of
@@ -54,6 +54,9 @@ the prompt the same drafter saves less than where nothing was found."""
 
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
+
+LATER = 4
+"""Passes before a drafter is first asked for a new sequence where it has not paid for others."""
 
 
 Door = tuple[str, bool]
@@ -131,6 +134,8 @@ class _Plan:
     """Seconds that a token takes in plain decoding."""
     per_row: float = 0.0
     """Seconds that a verified node adds to the pass."""
+    fixed: bool = False
+    """Is what is verified decided beforehand, and not by what it costs?"""
 
 
 class Budget:
@@ -141,14 +146,27 @@ class Budget:
         costs: of a pass; whoever runs passes lets them follow.
         stats: counters over all sequences.
         clock: gives seconds.
+        by_chance: what is verified decides, above temperature 0, which tokens come out. So it may not depend on the clock, or
+            a seed would not give them again: every drafter is asked, and all that it proposes is verified.
+        chains: what is verified so must be a chain: of a tree that is a function of the text, the likeliest path.
     """
 
-    def __init__(self, drafter: Drafter, costs: Costs, stats: Stats, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        costs: Costs,
+        stats: Stats,
+        clock: Callable[[], float],
+        *,
+        by_chance: bool = False,
+        chains: bool = False,
+    ) -> None:
         self.costs = costs
         self._drafters = drafter.drafters if isinstance(drafter, Merge) else (drafter,)
         self._predicting = {part.prediction: part.name for part in self._drafters if part.prediction}
         self._stats = stats
         self._clock = clock
+        self._by_chance, self._chains = by_chance, chains
         self._record = Record(MEMORY[0])
         self._known: dict[int, _Known] = {}
         self._plans: dict[int, _Plan] = {}
@@ -173,25 +191,35 @@ class Budget:
             limits: most nodes of each.
             rows: of the pass without any draft, those of other sequences' prompts among them.
         """
-        self._asked = {sequence.id: {} for sequence in sequences}
+        self._asked, self._plans = {}, {}
         started = self._clock()
+        if not self._by_chance:
+            self._weigh(len(sequences), rows)
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
             proposed = overlay(self._drafters, sequences, limits, self._ask)
-        if not any(self._asked.values()):
-            self._plans = {}
+        if not self._asked:
             return proposed
-        plans = [self._plan(sequence, draft) for sequence, draft in zip(sequences, proposed, strict=True)]
-        self._plans = {sequence.id: plan for sequence, plan in zip(sequences, plans, strict=True)}
         asked = self._clock()
-        kept = self._choose(plans, rows, asked - started)
-        self._settle(plans, kept, rows)
+        at = {i: self._plan(s, proposed[i]) for i, s in enumerate(sequences) if s.id in self._asked}
+        self._plans = {sequences[i].id: plan for i, plan in at.items()}
+        plans = list(at.values())
+        plain = self.costs.seconds(len(sequences))
+        kept = self._choose(plans, len(sequences), rows, asked - started)
+        self._settle(plans, kept, rows, (self._host + plain) / len(sequences))
+        for i, nodes in zip(at, kept, strict=True):
+            if len(nodes) < len(proposed[i]):
+                proposed[i] = prune(proposed[i], nodes)
         self._chosen = (self._clock() - asked) / len(plans)
-        return [
-            plan.proposed if len(nodes) == len(plan.proposed) else prune(plan.proposed, nodes)
-            for plan, nodes in zip(plans, kept, strict=True)
-        ]
+        return proposed
+
+    def _weigh(self, n: int, rows: int) -> None:
+        """Tell drafters what a token and a row of a pass for n sequences are worth."""
+        plain = self.costs.seconds(rows)
+        row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
+        for drafter in self._drafters:
+            drafter.weigh((self._host + plain) / max(1, n), row)
 
     def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
@@ -200,7 +228,9 @@ class Budget:
         askers = [
             i
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
-            if limit > 0 and _allowed(sequence, name) and self._gate(sequence, (name, found[i] >= GOOD)).opens()
+            if limit > 0
+            and _allowed(sequence, name)
+            and (self._gate(sequence, (name, found[i] >= GOOD)).opens() or self._fixed(sequence))
         ]
         if not askers:
             return drafts
@@ -212,7 +242,7 @@ class Budget:
         for i, draft in zip(askers, proposed, strict=True):
             if len(draft) > limits[i]:
                 raise RuntimeError(f"{name} drafted {len(draft)} nodes where {limits[i]} were granted")
-            self._asked[sequences[i].id][name] = found[i] >= GOOD
+            self._asked.setdefault(sequences[i].id, {})[name] = found[i] >= GOOD
             drafts[i] = draft
         return drafts
 
@@ -223,7 +253,9 @@ class Budget:
         gate = known.gates.get(door)
         if gate is None:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
-            gate = known.gates[door] = Gate(self._saved.get(door, math.e * self._cost(door[0])))
+            cost = self._cost(door[0])
+            saved = self._saved.get(door, math.e * cost)
+            gate = known.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
         return gate
 
     def _cost(self, name: str) -> float:
@@ -249,69 +281,95 @@ class Budget:
                 chance = mine.chance(kind, self._record.chance(kind, prior, WEIGHT), WEIGHT)
                 kinds.append(kind)
                 chances.append(chance if parent == ROOT else chance * chances[parent])
-        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id])
+        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id], fixed=self._fixed(sequence))
 
-    def _choose(self, plans: Many[_Plan], rows: int, spent: float) -> list[list[int]]:
-        """For each sequence the nodes to verify: those that make expected tokens per second of the whole pass largest."""
+    def _fixed(self, sequence: Sequence) -> bool:
+        return self._by_chance and not sequence.params.greedy
+
+    def _choose(self, plans: Many[_Plan], n: int, rows: int, spent: float) -> list[list[int]]:
+        """For each plan the nodes to verify: those that make the expected tokens per second of n decoding sequences largest.
+
+        Prompts that are read in the same pass take their time whether drafts are verified or not, and it is spent on later
+        tokens. Were it counted, a pass would seem so dear that nodes of little chance could ride on it.
+        """
         kept: list[list[int]] = [[] for _ in plans]
-        tokens = float(len(plans))
+        tokens = float(n)
+        seconds = self.costs.seconds
+        fixed = spent + self._host - (seconds(rows) - seconds(n))
         pool: list[tuple[float, int, int]] = []
         for index, plan in enumerate(plans):
-            if plan.proposed.q is None:
+            if plan.proposed.q is None and not plan.fixed:
                 pool += [(-chance, index, node) for node, chance in enumerate(plan.chances)]
             else:
                 # Whether a sampled node is verified must not depend on its token: its number was limited before it was drawn.
-                kept[index] = list(range(len(plan.proposed)))
-                tokens += sum(plan.chances)
-                rows += len(plan.proposed)
+                chain = self._chains and plan.fixed and plan.proposed.q is None
+                kept[index] = main_path(plan.proposed) if chain else list(range(len(plan.proposed)))
+                tokens += sum(plan.chances[node] for node in kept[index])
+                rows += len(kept[index])
         pool.sort()  # of equal chances the earlier node first, so parents before children
-        seconds, fixed = self.costs.seconds, spent + self._host
         best, count = tokens / (fixed + seconds(rows)), 0
-        for n, (chance, _, _) in enumerate(pool, start=1):
+        for added, (chance, _, _) in enumerate(pool, start=1):
             tokens -= chance
-            rate = tokens / (fixed + seconds(rows + n))
+            rate = tokens / (fixed + seconds(rows + added))
             if rate > best:
-                best, count = rate, n
+                best, count = rate, added
         for _, index, node in pool[:count]:
             kept[index].append(node)
         return kept
 
-    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int) -> None:
+    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int, per_token: float) -> None:
         """Note what is expected of the pass, and at which prices what comes of it will be weighed."""
         n = sum(map(len, kept))
-        plain = self.costs.seconds(rows)
-        per_row = (self.costs.seconds(rows + n) - plain) / n if n else 0.0
-        per_token = (self._host + plain) / max(1, len(plans))
+        per_row = (self.costs.seconds(rows + n) - self.costs.seconds(rows)) / n if n else 0.0
         for plan, nodes in zip(plans, kept, strict=True):
             plan.kept, plan.per_token, plan.per_row = nodes, per_token, per_row
             plan.expected = 1 + sum(plan.chances[node] for node in nodes)
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Score what was proposed against what was emitted, then let the drafters learn."""
-        asked: set[str] = set()
+        asked: dict[str, list[int]] = {}  # drafter -> the spans for which it was asked
         began, scored = self._clock(), 0
-        for span, verdict in zip(step, verdicts, strict=True):
-            plan = self._plans.get(span.sequence.id)
+        for i, (span, verdict) in enumerate(zip(step, verdicts, strict=True)):
             if verdict is None:
                 continue
+            plan = self._plans.get(span.sequence.id)
             if plan is None:
                 self._note(span.sequence, 0, (), 1.0)
             else:
                 tree = span.draft.tree
                 self._score(span.sequence, plan, [*(tree.tokens[node] for node in verdict.path), verdict.token])
-                asked.update(plan.asked)
+                for name in plan.asked:
+                    asked.setdefault(name, []).append(i)
                 scored += 1
         if scored:
             self._handling = _blend(self._handling, self._chosen + (self._clock() - began) / scored)
         self._plans = {}
         self._passes += 1
         for drafter in self._drafters:
-            if not drafter.thrifty or drafter.name in asked or self._passes % GLANCES == 0:
-                started = self._clock()
+            if drafter.thrifty:
+                self._let_watch(drafter, step, forward, verdicts, asked.get(drafter.name, []))
+            else:
                 drafter.observe(step, forward, verdicts)
-                if drafter.thrifty:
-                    seconds = (self._clock() - started) / len(verdicts)
-                    self._watching[drafter.name] = _blend(self._watching.get(drafter.name), seconds)
+
+    def _let_watch(
+        self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int]
+    ) -> None:
+        """Have a thrifty drafter observe the spans for which it was asked, and now and then some of the others."""
+        spans = asked
+        if self._passes % GLANCES == 0:
+            others = [i for i, verdict in enumerate(verdicts) if verdict is not None and i not in asked]
+            start = self._passes // GLANCES * GLANCES % max(1, len(others))  # in turn, where there are more than that
+            spans = sorted([*asked, *(others[start:] + others[:start])[:GLANCES]])
+        if not spans:
+            return
+        started = self._clock()
+        if len(spans) < len(verdicts):
+            step = Step(tuple(step.spans[i] for i in spans))
+            forward = Forward(forward.logits, tuple(forward.rows[i] for i in spans))
+            verdicts = [verdicts[i] for i in spans]
+        drafter.observe(step, forward, verdicts)
+        seconds = (self._clock() - started) / len(spans)
+        self._watching[drafter.name] = _blend(self._watching.get(drafter.name), seconds)
 
     def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
         draft, known = plan.proposed, self._known.get(sequence.id)
@@ -336,6 +394,8 @@ class Budget:
                     # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
                     share = ((node in right) + plan.chances[node]) / 2
                     saved[source] += share * plan.per_token - plan.per_row
+            for stats in (self._stats, sequence.stats):
+                stats.record_asks(plan.asked, hits)
             for name, seconds in saved.items():
                 price = self._cost(name)
                 door = name, plan.asked[name]

@@ -24,20 +24,21 @@ class Growth:
     def __init__(self, width: int, limit: int, least: float, end_tokens: Collection[int]) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self._values: list[float] = []
+        self.values: list[float] = []
+        """The chance that all of a node's path is accepted."""
         self._width, self._limit, self._least, self._end_tokens = width, limit, least, end_tokens
         self._grown = 0
         """Nodes that had their turn to propose children."""
 
     def add(self, parent: int, tokens: Iterable[int], chances: Iterable[float]) -> None:
         """Children of a node, each with the chance that it is accepted if its parent is; a chance may be NaN, for none."""
-        above = 1.0 if parent == ROOT else self._values[parent]
+        above = 1.0 if parent == ROOT else self.values[parent]
         for token, chance in zip(tokens, chances, strict=True):
             value = above * min(chance, 1.0)  # a child never ranks above its parent
             if value >= self._least:
                 self.tokens.append(token)
                 self.parents.append(parent)
-                self._values.append(value)
+                self.values.append(value)
 
     def next(self) -> list[int]:
         """The nodes that propose children now, best first: of those added since the last call, the most valuable.
@@ -53,9 +54,9 @@ class Growth:
         ranked = self._ranked()
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(ranked)}
         tree = Tree(tuple(self.tokens[node] for node in ranked), tuple(place[self.parents[node]] for node in ranked))
-        return Draft(tree, (source,) * len(ranked), estimates=tuple(self._values[node] for node in ranked))
+        return Draft(tree, (source,) * len(ranked), estimates=tuple(self.values[node] for node in ranked))
 
     def _ranked(self) -> list[int]:
         """The best nodes, at most ``limit``; of equals the earlier, so a parent always comes before its children."""
-        values = self._values
+        values = self.values
         return sorted(range(len(values)), key=lambda node: -values[node])[: self._limit]

@@ -17,6 +17,23 @@ from torch import Tensor
 from specdec.types import Forward, Sequence, Step, Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one pass that belong to one sequence, not yet copied out of it: most are joined to features once, when they
+    are used, and those of a drafter that is not asked perhaps never."""
+
+    taps: tuple[Tensor, ...]
+    """Per tap [M, d], of all rows of the pass."""
+    rows: list[int]
+
+    def join(self) -> Tensor:
+        """[n, taps * d]"""
+        first, n = self.rows[0], len(self.rows)
+        at = slice(first, first + n) if self.rows[-1] == first + n - 1 else self.rows  # increasing
+        parts = [tap[at] for tap in self.taps]
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
 @dataclass(slots=True)
 class Track:
     """The rows of one sequence, numbered by position."""
@@ -25,8 +42,8 @@ class Track:
     """Rows before this one were not observed: another sequence may have left them, or nobody."""
     fed: int
     """Rows before this one have been used."""
-    held: list[Tensor] = field(default_factory=list)
-    """Features [n, width] of the rows from there on."""
+    held: list[Piece] = field(default_factory=list)
+    """The rows from there on."""
     n_held: int = 0
     tips: list[Tensor] = field(default_factory=list)
     """What the drafter's modules gave for their last committed row, [d] each; modules that had no row yet are missing."""
@@ -58,8 +75,8 @@ class Features:
         Returns:
             The sequences that rows were taken of.
         """
-        chosen: list[int] = []  # rows of the pass
-        taken: list[tuple[Sequence, Track, int]] = []
+        taken: list[tuple[Sequence, Track]] = []
+        taps = tuple(forward.taps[tap] for tap in self._taps)
         row = 0
         for span, verdict in zip(step, verdicts, strict=True):
             sequence, n = span.sequence, span.n_rows
@@ -72,21 +89,16 @@ class Features:
             track = self._tracks.get(sequence.id)
             if track is None or track.stop != span.start:
                 track = self._tracks[sequence.id] = Track(span.start, span.start)
-            taken.append((sequence, track, len(rows)))
-            chosen += rows
-        if not taken:
-            return []
-        features = (
-            torch.cat([forward.taps[tap] for tap in self._taps], 1) if len(self._taps) > 1 else forward.taps[self._taps[0]]
-        )
-        if len(chosen) < len(features):
-            features = features[chosen]
-        if self._norm is not None:
-            features = self._norm(features)
-        for (_, track, n), part in zip(taken, torch.split(features, [n for *_, n in taken]), strict=True):
-            track.held.append(part)
-            track.n_held += n
-        return [(sequence, track) for sequence, track, _ in taken]
+            track.held.append(Piece(taps, rows))
+            track.n_held += len(rows)
+            taken.append((sequence, track))
+        return taken
+
+    def features(self, tracks: Many[Track]) -> Tensor:
+        """Of all rows that tracks hold, one after the other: [N, taps * d]."""
+        joined = [piece.join() for track in tracks for piece in track.held]
+        features = torch.cat(joined) if len(joined) > 1 else joined[0].contiguous()
+        return features if self._norm is None else self._norm(features)
 
     def ready(self, sequence: Sequence) -> Track | None:
         """The track of a sequence of which every row before the pending token is in the cache and was observed, if any."""
@@ -103,6 +115,7 @@ class Features:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of what is held."""
-        tensors = [t for track in self._tracks.values() for t in (*track.held, *track.tips)]
-        return sum(t.nbytes for t in tensors)
+        """Memory of the passes whose rows are held."""
+        passes = {id(tap): tap for track in self._tracks.values() for piece in track.held for tap in piece.taps}
+        tips = [tip for track in self._tracks.values() for tip in track.tips]
+        return sum(tensor.nbytes for tensor in (*passes.values(), *tips))

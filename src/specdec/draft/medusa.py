@@ -20,6 +20,7 @@ from torch import Tensor
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
 from specdec.draft.candidates import Floats, Ids, candidates
+from specdec.draft.drawing import Drawings, add_children
 from specdec.draft.expand import Growth
 from specdec.draft.medusa_heads import Heads
 from specdec.draft.shape import Shape, static
@@ -28,7 +29,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import MedusaHead
 from specdec.quant.linear import Linear
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
 
 class MedusaDrafter(Drafter):
@@ -38,6 +39,7 @@ class MedusaDrafter(Drafter):
         loaded: the heads, their vocabulary and what was measured of them: ``measured["accuracy"]``, by head and rank.
         target: the model that they were trained for.
         config: the ``trained_`` settings.
+        draws: how siblings are drawn; None: candidates are ranked.
 
     Raises:
         ConfigError: the heads do not fit the model.
@@ -45,7 +47,7 @@ class MedusaDrafter(Drafter):
 
     name = "medusa"
 
-    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig) -> None:
+    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig, draws: Siblings | None = None) -> None:
         head, model, c = loaded.head, target.model, loaded.config
         if not isinstance(head, MedusaHead):
             raise ConfigError(f"{loaded.name} is a head of kind {c.kind}, not of kind medusa")
@@ -73,6 +75,8 @@ class MedusaDrafter(Drafter):
         self._norm = (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if c.normed else None
         accuracy = [ranks[: self._children] for ranks in loaded.measured.get("accuracy", ())[: self._depth]]
         self._shape = static(accuracy, self._nodes) if accuracy and c.correction == "none" else None
+        self.draws = draws
+        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
         self._features: dict[int, Tensor] = {}
         """Sequence id -> [d], the feature of the row that gave its pending token."""
 
@@ -121,10 +125,32 @@ class MedusaDrafter(Drafter):
         return self._heads.n_bytes + self._output_bytes + sum(feature.nbytes for feature in self._features.values())
 
     def _lay_out(self, owners: Many[Sequence], limits: Many[int], features: Tensor) -> Iterator[Draft]:
-        """Trees all of whose nodes of a depth have the same candidates."""
+        """Trees all of whose nodes of a depth have the same candidates, or are drawn from the same law."""
+        logits = self._parallel(features)  # [S, depth, Vd]
+        drawings = [self._drawings.start(sequence, limit) for sequence, limit in zip(owners, limits, strict=True)]
+        ranked = [i for i, drawing in enumerate(drawings) if drawing is None]
+        best = self._by_rank(
+            [owners[i] for i in ranked],
+            [limits[i] for i in ranked],
+            logits if len(ranked) == len(owners) else logits[ranked],
+        )
+        for drawing, rows in zip(drawings, logits, strict=True):
+            if drawing is None:
+                yield next(best)
+                continue
+            leaves = [ROOT]
+            for row in rows.cpu():
+                for node in leaves:
+                    drawing.draw(node, row)
+                leaves = drawing.next()
+            yield drawing.draft(self.name)
+
+    def _by_rank(self, owners: Many[Sequence], limits: Many[int], logits: Tensor) -> Iterator[Draft]:
+        """Trees of the best candidates, from logits [S, depth, Vd]."""
         depth = self._depth
-        logits = self._parallel(features).flatten(0, 1)
-        tokens, chances = self._rank([s for s in owners for _ in range(depth)], [*range(depth)] * len(owners), logits)
+        tokens, chances = self._rank(
+            [s for s in owners for _ in range(depth)], [*range(depth)] * len(owners), logits.flatten(0, 1)
+        )
         for i, (sequence, limit) in enumerate(zip(owners, limits, strict=True)):
             mine = slice(i * depth, (i + 1) * depth)
             growth = Growth(self._width, limit, self._least, sequence.end_tokens)
@@ -136,7 +162,10 @@ class MedusaDrafter(Drafter):
 
     def _grow(self, owners: Many[Sequence], limits: Many[int], features: Tensor) -> Iterator[Draft]:
         """Trees whose nodes have candidates of their own: a depth at a time, all sequences in the same products."""
-        growths = [Growth(self._width, n, self._least, s.end_tokens) for s, n in zip(owners, limits, strict=True)]
+        growths = [
+            self._drawings.start(s, n) or Growth(self._width, n, self._least, s.end_tokens)
+            for s, n in zip(owners, limits, strict=True)
+        ]
         base = self._parallel(features) if self._correction == "markov" else None
         between = features.new_empty(len(owners), 0)
         leaves = [(i, ROOT, i, sequence.tokens[-1]) for i, sequence in enumerate(owners)]  # owner, node, parent's leaf, token
@@ -149,11 +178,14 @@ class MedusaDrafter(Drafter):
                 between = torch.cat([between[[above for _, _, above, _ in leaves]], self._embedding(last)], 1)
                 state = self._heads.state(k, features[mine], between)
                 logits = (self._shared or self._heads.outputs[k])(state)  # [leaves, Vd]
-            tokens, chances = self._rank([owners[i] for i in mine], [k] * len(mine), logits)
-            at: dict[tuple[int, int], int] = {}  # owner, node -> leaf
-            for i, ((owner, node, _, _), ids, likely) in enumerate(zip(leaves, tokens.tolist(), chances.tolist(), strict=True)):
-                growths[owner].add(node, ids, likely)
-                at[owner, node] = i
+            add_children(
+                [(growths[owner], node, owners[owner], len(owners[owner].tokens) + k) for owner, node, *_ in leaves],
+                logits.cpu(),
+                self._children,
+                self._kernels,
+                self._vocabulary,
+            )
+            at = {(owner, node): i for i, (owner, node, _, _) in enumerate(leaves)}
             leaves = [
                 (owner, node, at[owner, growth.parents[node]], growth.tokens[node])
                 for owner, growth in enumerate(growths)

@@ -52,14 +52,19 @@ def overlay(drafters: Many[Drafter], sequences: Many[Sequence], budgets: Many[in
     Raises:
         ValueError: a drafter samples its tokens.
     """
-    tries = [_Trie(budget) for budget in budgets]
+    tries: dict[int, _Trie] = {}  # by the number of the sequence: in a wide batch most have none
     for drafter in drafters:
         # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
-        left = [0 if trie.full else budget for trie, budget in zip(tries, budgets, strict=True)]
-        found = [trie.expected for trie in tries]
-        for trie, draft in zip(tries, ask(drafter, sequences, left, found), strict=True):
-            trie.add(draft, drafter.name)
-    return [trie.draft() for trie in tries]
+        left, found = [*budgets], [0.0] * len(budgets)
+        for i, trie in tries.items():
+            left[i], found[i] = 0 if trie.full else budgets[i], trie.expected
+        for i, draft in enumerate(ask(drafter, sequences, left, found)):
+            if len(draft):
+                tries.setdefault(i, _Trie(budgets[i])).add(draft, drafter.name)
+    drafts = [Draft()] * len(sequences)
+    for i, trie in tries.items():
+        drafts[i] = trie.draft()
+    return drafts
 
 
 class _Trie:

@@ -8,7 +8,7 @@ was accepted whole, which no draft had a use for. Drafted rows lie in the slots 
 those that turn out to be committed close up, in the order of the text, before the next draft.
 
 At a temperature above 0 candidates are ranked with the target's own noise, so that a draft model with the target's law drafts
-the target's very tokens.
+the target's very tokens; or they are drawn, where drafts are judged by chance.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from specdec import attention
 from specdec.config import BLOCK_SIZE, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import candidates
 from specdec.draft.contents import Contents
+from specdec.draft.drawing import Drawing, Drawings, add_children
 from specdec.draft.expand import Growth
 from specdec.kernels.base import WIDTH
 from specdec.kv.pool import Pool
@@ -31,7 +31,7 @@ from specdec.models.decoder import Decoder
 from specdec.runner.compiled import make_runner
 from specdec.runner.pack import Lines
 from specdec.runner.runner import to_host
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
 READ_ROWS = 128
 """Most rows of a pass that reads committed tokens."""
@@ -55,7 +55,7 @@ class _Asked:
     """Its committed tokens, the pending one included."""
     depth: int
     budget: int
-    growth: Growth
+    growth: Growth | Drawing
     blocks: list[int]
     """Its table as it was, since the sequence may have given blocks up when the draft's rows are looked at again."""
     paths: dict[int, list[int]] = field(default_factory=dict)
@@ -76,10 +76,17 @@ class ModelDrafter(Drafter):
         name: what its nodes are called.
         vocabulary: int64 [n], the tokens that are drafted; None for all (FR-Spec, Zhao et al., arXiv 2502.14856). The output
             matrix is most of what a small draft model computes.
+        draws: how siblings are drawn; None: candidates are ranked.
     """
 
     def __init__(
-        self, model: Decoder, target: Target, config: SpeculationConfig, name: str, vocabulary: Tensor | None = None
+        self,
+        model: Decoder,
+        target: Target,
+        config: SpeculationConfig,
+        name: str,
+        vocabulary: Tensor | None = None,
+        draws: Siblings | None = None,
     ) -> None:
         shape = model.shape
         if vocabulary is not None:
@@ -98,6 +105,8 @@ class ModelDrafter(Drafter):
         self._n_outputs = self._vocab_size if vocabulary is None else len(vocabulary)
         self._width, self._children = config.trained_width, min(config.trained_width, self._n_outputs, WIDTH)
         self._least = config.trained_min_probability
+        self.draws = draws
+        self._drawings = Drawings(draws, config, target.model.shape.vocab_size, self._vocabulary)
 
     def read(self, sequences: Many[Sequence]) -> None:
         self._settle()
@@ -115,7 +124,9 @@ class ModelDrafter(Drafter):
             if budget <= 0 or text.stop < stop:
                 continue
             depth = min(self._depth, self._model.shape.context + 1 - stop)
-            growth = Growth(self._width, min(budget, self._nodes), self._least, sequence.end_tokens)
+            growth = self._drawings.start(sequence, budget) or Growth(
+                self._width, min(budget, self._nodes), self._least, sequence.end_tokens
+            )
             asked[i] = _Asked(sequence, stop, depth, budget, growth, list(sequence.table.blocks))
             texts.append(_Text(sequence, min(text.start, stop - 1), stop))  # the pending token's row gives the first children
         if (logits := self._read(texts)) is not None:
@@ -219,16 +230,11 @@ class ModelDrafter(Drafter):
             logits = to_host(self._runner.run(lines)[0])
 
     def _add_children(self, leaves: list[tuple[_Asked, int]], depth: int, logits: Tensor) -> None:
-        """Give every leaf its most likely children, which are of the given depth; logits [leaves, V]."""
-        asked = [one for one, _ in leaves]
-        tokens, chances = candidates(
+        """Give every leaf its children, which are of the given depth; logits [leaves, V]."""
+        add_children(
+            [(one.growth, node, one.sequence, one.stop - 1 + depth) for one, node in leaves],
             logits[:, : self._n_outputs].contiguous(),
-            [one.sequence.params.temperature for one in asked],
-            [one.sequence.seed for one in asked],
-            [one.stop - 1 + depth for one in asked],
             self._children,
             self._kernels,
             self._vocabulary,
         )
-        for (one, node), ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
-            one.growth.add(node, ids, likely)

@@ -13,6 +13,8 @@ own until the pass is over, and are overwritten by what is fed next.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.candidates import candidates
+from specdec.draft.drawing import Drawing, Drawings, add_children
 from specdec.draft.expand import Growth
 from specdec.draft.features import Features, Track
 from specdec.draft.layers import Layers, RowList
@@ -29,10 +31,13 @@ from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
-MOST_HELD = 64
+MOST_HELD = 256
 """Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
+
+FADE = 32
+"""Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
 
 
 @dataclass(slots=True)
@@ -57,12 +62,13 @@ class RecurrentDrafter(Drafter):
         loaded: the head and its vocabulary.
         target: the model that it was trained for.
         config: the ``trained_`` settings.
+        draws: how siblings are drawn; None: candidates are ranked.
 
     Raises:
         ConfigError: the head does not fit the model.
     """
 
-    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig) -> None:
+    def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig, draws: Siblings | None = None) -> None:
         model, head = target.model, loaded.head
         if not isinstance(head, RecurrentHead):
             raise ConfigError(f"{loaded.name} is a head of kind {loaded.config.kind}, which is not recurrent")
@@ -89,6 +95,21 @@ class RecurrentDrafter(Drafter):
         self._least = config.trained_min_probability
         self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
+        self.draws = draws
+        self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
+        self._token, self._row = math.inf, 0.0
+        self._seconds = 0.0
+        """Of a level of a tree beyond the first, running mean."""
+        self._likely = 1.0
+        """Chance of a node's best child, running mean."""
+
+    def weigh(self, token: float, row: float) -> None:
+        self._token, self._row = token, row
+
+    @torch.inference_mode()
+    def read(self, sequences: Many[Sequence]) -> None:
+        tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
+        self._feed([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -106,12 +127,15 @@ class RecurrentDrafter(Drafter):
                 known.append((sequence, track))
         if not asked:
             return drafts
-        self._feed([(sequence, track) for sequence, track in known if track.n_held])
         growths = [
-            Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
+            self._drawings.start(sequence, budgets[i])
+            or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
-        self._grow(known, growths)
+        logits = self._feed([(sequence, track) for sequence, track in known if track.n_held])
+        if logits is None or len(logits) < len(known):
+            logits = self._layers.logits(torch.stack([track.tips[0] for _, track in known]), 0)
+        self._grow(known, growths, logits)
         for i, growth in zip(asked, growths, strict=True):
             drafts[i] = growth.draft(self.name)
         return drafts
@@ -126,12 +150,17 @@ class RecurrentDrafter(Drafter):
     def n_bytes(self) -> int:
         return packed_bytes(self._head) + self._output_bytes + self._layers.pool.n_bytes + self._features.n_bytes
 
-    def _feed(self, known: Many[tuple[Sequence, Track]]) -> None:
-        """Run the rows that sequences hold through every module, as far as their tokens are known."""
+    def _feed(self, known: Many[tuple[Sequence, Track]]) -> Tensor | None:
+        """Run the rows that sequences hold through every module, as far as their tokens are known.
+
+        Returns:
+            What the first module says after each sequence's last row, [S, Vd]; None without sequences.
+        """
         if not known:
-            return
+            return None
         tables = self._layers.tables([sequence for sequence, _ in known])
-        states = self._head.start(torch.cat([part for _, track in known for part in track.held]))  # [N, d]
+        states = self._head.start(self._features.features([track for _, track in known]))  # [N, d]
+        said: Tensor | None = None
         inside = [range(track.fed, track.stop) for _, track in known]  # rows of each sequence that lie in states
         tips: list[tuple[Track, int, Tensor]] = []
         for module in range(self._last + 1):
@@ -158,26 +187,34 @@ class RecurrentDrafter(Drafter):
                 break
             if module:
                 states = _pick(states, carried, sources)
-            states, _ = self._layers.run(module, states, rows, tables)
-            last = states[[row for _, row in ended]]  # a copy, so that the other states can go
+            last_rows = [row for _, row in ended]
+            states, logits = self._layers.run(module, states, rows, tables, () if module else last_rows)
+            said = logits if said is None else said
+            last = states[last_rows]  # a copy, so that the other states can go
             tips += [(track, module, tip) for (track, _), tip in zip(ended, last.unbind(), strict=True)]
         for track, module, tip in tips:
             track.tips[module : module + 1] = [tip]
         for _, track in known:
             track.fed, track.held, track.n_held = track.stop, [], 0
+        return said
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth]) -> None:
-        """Grow one tree per sequence, a depth at a time, all of them in the same passes."""
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], logits: Tensor) -> None:
+        """Grow one tree per sequence, a depth at a time, all of them in the same passes, as long as that pays.
+
+        Args:
+            logits: [S, Vd] after the last committed rows.
+        """
         tables: Tensor | None = None
         states = torch.stack([track.tips[0] for _, track in known])  # [S, d]
         leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
         taken = [0] * len(known)
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
-        logits = self._layers.logits(states, 0)  # [leaves, Vd]
         for depth in range(1, self._depth + 1):
             self._add_children(depth, logits, leaves, known, growths)
-            if depth == self._depth:
+            parents = [self._worthwhile(growth) for growth in growths]
+            if depth == self._depth or not self._pays(growths, parents):
                 return
+            began = time.perf_counter()
             module = min(depth, self._last)
             if module == depth:
                 taken = [0] * len(known)  # no drafted row of this module is there yet
@@ -186,13 +223,13 @@ class RecurrentDrafter(Drafter):
             carried: list[Tensor] = []  # and of what is put behind them
             above = {(leaf.owner, leaf.node): leaf for leaf in leaves}
             leaves = []
-            for owner, ((sequence, track), growth) in enumerate(zip(known, growths, strict=True)):
+            for owner, ((sequence, track), growth, nodes) in enumerate(zip(known, growths, parents, strict=True)):
                 end = len(sequence.tokens) - 1  # the first slot behind the committed rows of the first module
                 n_rows = depth if module == depth else 1
                 room = (sequence.table.n_slots - end - taken[owner]) // n_rows
                 if n_rows > track.stop - track.first:
                     room = 0  # a row that these would rest on was not observed
-                for node in growth.next()[:room]:
+                for node in nodes[:room]:
                     parent = above[owner, growth.parents[node]]
                     tokens = [*parent.tokens, growth.tokens[node]]
                     path = list(range(end + taken[owner], end + taken[owner] + n_rows))
@@ -216,6 +253,31 @@ class RecurrentDrafter(Drafter):
                 tables = self._layers.tables([sequence for sequence, _ in known])
             wanted = [leaf.rows[-1] for leaf in leaves]
             states, logits = self._layers.run(module, _pick(states, carried, sources), rows, tables, wanted)
+            seconds = time.perf_counter() - began
+            self._seconds = (
+                self._seconds + (min(seconds, 4 * self._seconds) - self._seconds) / FADE if self._seconds else seconds
+            )
+
+    def _gain(self, growth: Growth, node: int) -> float:
+        """Seconds that a child of a node is expected to save, drafting it not deducted."""
+        return growth.values[node] * self._likely * self._token - self._row
+
+    def _worthwhile(self, growth: Growth | Drawing) -> list[int]:
+        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows; of a
+        drawn tree those that its shape says, whatever they cost."""
+        if isinstance(growth, Drawing):
+            return growth.next()
+        return [node for node in growth.next() if self._gain(growth, node) > 0]
+
+    def _pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
+        """Is what another level is expected to save more than the time it takes, or does a drawn tree have one?"""
+        saved = 0.0
+        for growth, nodes in zip(growths, parents, strict=True):
+            if isinstance(growth, Drawing):
+                saved += math.inf if nodes else 0.0
+            else:
+                saved += sum(self._gain(growth, node) for node in nodes)
+        return saved > self._seconds
 
     def _add_children(
         self,
@@ -223,21 +285,20 @@ class RecurrentDrafter(Drafter):
         logits: Tensor,
         leaves: Many[Leaf],
         known: Many[tuple[Sequence, Track]],
-        growths: Many[Growth],
+        growths: Many[Growth | Drawing],
     ) -> None:
-        """Give every leaf its most likely children, which are of the given depth."""
-        owners = [known[leaf.owner][0] for leaf in leaves]
-        tokens, chances = candidates(
+        """Give every leaf its children, which are of the given depth."""
+        owners = [(growths[leaf.owner], leaf.node, known[leaf.owner][0]) for leaf in leaves]
+        best = add_children(
+            [(growth, node, sequence, len(sequence.tokens) - 1 + depth) for growth, node, sequence in owners],
             logits.cpu(),
-            [sequence.params.temperature for sequence in owners],
-            [sequence.seed for sequence in owners],
-            [len(sequence.tokens) - 1 + depth for sequence in owners],
             self._children,
             self._kernels,
             self._vocabulary,
         )
-        for leaf, ids, likely in zip(leaves, tokens.tolist(), chances.tolist(), strict=True):
-            growths[leaf.owner].add(leaf.node, ids, likely)
+        for likely in best:
+            if likely == likely:  # a number
+                self._likely += (min(likely, 1.0) - self._likely) / FADE
 
 
 def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:

@@ -6,7 +6,7 @@ some 80 nodes for a GPU. Rows cost time here, so nodes are chosen one by one, mo
 look worth a row: most tokens have no predictable successor, some nearly always the same one, and the counts kept beside
 the matrix tell which.
 
-Matrix and counts are shared by all requests of an engine: they change no token, but how fast an answer comes can tell
+Matrix and counts are shared by all requests of the same salt: they change no token, but how fast an answer comes can tell
 what others asked for. ``clear`` forgets everything.
 """
 
@@ -17,10 +17,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
+from specdec.draft.stores import Stores
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
 
 Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -41,6 +43,14 @@ _TOKEN_WEIGHT = 2.0
 
 _MEMORY = 32.0
 """Observations after which the counts of a token are halved, so that they follow the text."""
+
+_ROWS = 64
+"""Rows of a matrix at first; they double when they are full."""
+
+_VOCABULARIES = 4
+_MATRICES = 64
+"""Rows of all matrices together before the least recently used one is forgotten: so many times the vocabulary, or so many
+new matrices where that is more."""
 
 
 class RecyclingDrafter(Drafter):
@@ -63,19 +73,15 @@ class RecyclingDrafter(Drafter):
         self.clear()
 
     def clear(self) -> None:
-        k = self._k
-        self.successors = np.full((self._vocab_size, k), -1, np.int32)
-        """[V, k] ids of the most likely successors in the last verified row of each token, best first; -1 is empty."""
-        self._hits = np.zeros((self._vocab_size, k), np.float32)
-        self._tries = np.zeros(self._vocab_size, np.float32)
-        prior = [_RANK_PRIOR[min(rank, len(_RANK_PRIOR) - 1)] for rank in range(k)]
-        self._rank_hits = [[_RANK_WEIGHT * p for p in prior] for _ in range(_DEPTHS)]
-        self._rank_tries = [_RANK_WEIGHT] * _DEPTHS
+        self._matrices = Stores(lambda: Matrix(self._k), max(_VOCABULARIES * self._vocab_size, _MATRICES * _ROWS))
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         return [self._propose(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
+        matrix = self._matrices.find(sequence.salt)
+        if matrix is None:
+            return Draft()
         limit = min(budget, self._nodes)
         tokens: list[int] = []
         parents: list[int] = []
@@ -85,7 +91,7 @@ class RecyclingDrafter(Drafter):
         node, token, probability, depth = ROOT, sequence.tokens[-1], 1.0, 0
         while len(tokens) < limit:
             if token not in sequence.end_tokens:  # nothing after an end token can be emitted
-                for successor, chance in self._expect(token, depth):
+                for successor, chance in matrix.expect(token, depth):
                     p = probability * chance
                     if p >= self._min_probability:
                         heapq.heappush(heap, (-p, order, node, successor, depth))
@@ -99,55 +105,108 @@ class RecyclingDrafter(Drafter):
             estimates.append(probability)
         return Draft(Tree(tuple(tokens), tuple(parents)), (self.name,) * len(tokens), estimates=tuple(estimates))
 
-    def _expect(self, token: int, depth: int) -> list[tuple[int, float]]:
-        """The remembered successors of a token and the chance of each to be the next one."""
-        successors = self.successors[token].tolist()
-        if successors[0] < 0:
-            return []
-        d = min(depth, _DEPTHS - 1)
-        scale = _TOKEN_WEIGHT / self._rank_tries[d]
-        tries = float(self._tries[token]) + _TOKEN_WEIGHT
-        hits = self._hits[token].tolist()
-        return [
-            (successor, (h + scale * rank) / tries)
-            for successor, h, rank in zip(successors, hits, self._rank_hits[d], strict=True)
-            if successor >= 0
-        ]
-
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
-        """Score the matrix on what was emitted, then enter every verified row; of several rows of a token the last wins."""
+        """Score each matrix on what was emitted, then enter every verified row; of several rows of a token the last wins."""
         tokens: list[int] = []
         verified: list[int] = []
+        ends: list[tuple[str, int]] = []  # salt, and where the rows of its sequence end among the verified ones
         for span, rows, verdict in zip(step, forward.rows, verdicts, strict=True):
             if verdict is None:  # nothing was verified here
                 continue
+            matrix = self._matrices.of(span.sequence.salt)
             token = span.sequence.tokens[span.stop - 1]  # the one that was pending
             tree = span.draft.tree
             tokens += [token, *tree.tokens]
             verified += range(rows.start, rows.stop)
+            ends.append((span.sequence.salt, len(tokens)))
             for depth, emitted in enumerate([*(tree.tokens[node] for node in verdict.path), verdict.token]):
-                self._score(token, emitted, depth)
+                matrix.score(token, emitted, depth)
                 token = emitted
-        if tokens:
-            logits = forward.logits if len(verified) == len(forward.logits) else forward.logits[verified]
-            _, ids = self._top(logits, self._k)
-            self.successors[tokens] = ids.cpu().numpy()  # of repeated indices the last is kept
-
-    def _score(self, token: int, emitted: int, depth: int) -> None:
-        successors = self.successors[token].tolist()
-        if successors[0] < 0:
+        if not tokens:
             return
-        if self._tries[token] >= _MEMORY:
-            self._tries[token] /= 2
-            self._hits[token] /= 2
-        d = min(depth, _DEPTHS - 1)
-        self._tries[token] += 1
-        self._rank_tries[d] += 1
-        if emitted in successors:
-            rank = successors.index(emitted)
-            self._hits[token, rank] += 1
-            self._rank_hits[d][rank] += 1
+        logits = forward.logits if len(verified) == len(forward.logits) else forward.logits[verified]
+        _, ids = self._top(logits, self._k)
+        best = ids.cpu().numpy()
+        start = 0
+        for salt, stop in ends:
+            self._matrices.of(salt).enter(tokens[start:stop], best[start:stop])
+            self._matrices.grown(salt)
+            start = stop
+
+    def successors(self, token: int, salt: str = "") -> list[int]:
+        """What is remembered to follow a token, best first; -1 is empty."""
+        matrix = self._matrices.find(salt)
+        return [-1] * self._k if matrix is None else matrix.successors(token)
 
     @property
     def n_bytes(self) -> int:
-        return self.successors.nbytes + self._hits.nbytes + self._tries.nbytes
+        return sum(matrix.n_bytes for matrix in self._matrices.values)
+
+
+class Matrix:
+    """The successors of those tokens that were seen, k of each, and how often they were right.
+
+    Its length is the number of rows that it has room for.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._slots: dict[int, int] = {}  # token -> its row in the three arrays
+        self._successors = np.full((_ROWS, k), -1, np.int32)
+        """ids of the most likely successors in the last verified row of each token, best first; -1 is empty."""
+        self._hits = np.zeros((_ROWS, k), np.float32)
+        self._tries = np.zeros(_ROWS, np.float32)
+        prior = [_RANK_PRIOR[min(rank, len(_RANK_PRIOR) - 1)] for rank in range(k)]
+        self._rank_hits = [[_RANK_WEIGHT * p for p in prior] for _ in range(_DEPTHS)]
+        self._rank_tries = [_RANK_WEIGHT] * _DEPTHS
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    def successors(self, token: int) -> list[int]:
+        slot = self._slots.get(token)
+        return [-1] * self._k if slot is None else self._successors[slot].tolist()
+
+    def expect(self, token: int, depth: int) -> list[tuple[int, float]]:
+        """The remembered successors of a token and the chance of each to be the next one."""
+        slot = self._slots.get(token)
+        if slot is None:
+            return []
+        d = min(depth, _DEPTHS - 1)
+        scale = _TOKEN_WEIGHT / self._rank_tries[d]
+        tries = float(self._tries[slot]) + _TOKEN_WEIGHT
+        successors, hits = self._successors[slot].tolist(), self._hits[slot].tolist()
+        return [
+            (successor, (h + scale * rank) / tries)
+            for successor, h, rank in zip(successors, hits, self._rank_hits[d], strict=True)
+        ]
+
+    def score(self, token: int, emitted: int, depth: int) -> None:
+        """Count whether a token's successors held the one that was emitted after it."""
+        slot = self._slots.get(token)
+        if slot is None:
+            return
+        if self._tries[slot] >= _MEMORY:
+            self._tries[slot] /= 2
+            self._hits[slot] /= 2
+        d = min(depth, _DEPTHS - 1)
+        self._tries[slot] += 1
+        self._rank_tries[d] += 1
+        successors = self._successors[slot].tolist()
+        if emitted in successors:
+            rank = successors.index(emitted)
+            self._hits[slot, rank] += 1
+            self._rank_hits[d][rank] += 1
+
+    def enter(self, tokens: Many[int], best: NDArray[np.int64]) -> None:
+        """Remember best [n, k] as the successors of tokens [n]; of a repeated token the last."""
+        slots = [self._slots.setdefault(token, len(self._slots)) for token in tokens]
+        while len(self._slots) > len(self._tries):
+            self._successors = np.concatenate((self._successors, np.full_like(self._successors, -1)))
+            self._hits = np.concatenate((self._hits, np.zeros_like(self._hits)))
+            self._tries = np.concatenate((self._tries, np.zeros_like(self._tries)))
+        self._successors[slots] = best  # of repeated indices the last is kept
+
+    @property
+    def n_bytes(self) -> int:
+        return self._successors.nbytes + self._hits.nbytes + self._tries.nbytes

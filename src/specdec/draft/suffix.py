@@ -1,13 +1,13 @@
 """SuffixDecoding (Oliaro et al., arXiv 2411.04975): what followed the longest tails of the text, weighed by counts.
 
-Two stores are asked, the request's own prompt and output (*local*) and the outputs of finished requests (*global*), and
-the better answer wins. The paper keeps suffix trees; here a store is the text itself as an integer array, and the
-occurrences of a tail are found by scanning it. At the sizes an engine keeps (2,000 tokens of a request, 100,000 of the
-past) a scan takes microseconds, adding text is a copy, evicting it is a slice, and there is no index that could disagree
+Two stores are asked, the request's own prompt and output (*local*) and the outputs of finished requests of the same salt
+(*global*), and the better answer wins. The paper keeps suffix trees; here a store is the text itself as an integer array,
+and the occurrences of a tail are found by scanning it. At the sizes an engine keeps (2,000 tokens of a request, 100,000 of
+the past) a scan takes microseconds, adding text is a copy, evicting it is a slice, and there is no index that could disagree
 with the text. The counts that a tree would hold are taken from the occurrences when they are needed.
 
-The global store is shared by all requests of an engine: it changes no token, but how fast an answer comes can tell
-whether somebody had a similar one. ``suffix_global_tokens=0`` turns it off.
+The global store changes no token, but how fast an answer comes can tell whether somebody of the same salt had a similar
+one. ``suffix_global_tokens=0`` turns it off.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
+from specdec.draft.stores import Stores
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
 
 Ints = NDArray[np.int32]
@@ -73,7 +74,11 @@ class SuffixDrafter(Drafter):
         self._local: dict[int, Text] = {}
         self._predicted: dict[int, tuple[Ints, int]] = {}
         """Of sequences with a prediction: the end of the prompt and the predicted text behind it, and where that begins."""
-        self._global = Outputs(config.suffix_global_tokens, config.suffix_depth)
+        self._global = self._outputs()
+
+    def _outputs(self) -> Stores[Outputs]:
+        most, depth = self._config.suffix_global_tokens, self._config.suffix_depth
+        return Stores(lambda: Outputs(most, depth), most)
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         return [self._propose(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -85,8 +90,8 @@ class SuffixDrafter(Drafter):
         local.follow(sequence.tokens)
         config = self._config
         best = self._best(local.array, local.tail, config.suffix_min_match, budget, sequence.end_tokens)
-        if self._global:
-            other = self._best(self._global.array, local.tail, config.suffix_global_min_match, budget, sequence.end_tokens)
+        if past := self._global.find(sequence.salt):
+            other = self._best(past.array, local.tail, config.suffix_global_min_match, budget, sequence.end_tokens)
             if other.score > best.score:
                 best = other
         source = self.name
@@ -137,16 +142,17 @@ class SuffixDrafter(Drafter):
         self._predicted.pop(sequence.id, None)
         known = self._local.pop(sequence.id, None)
         if known is not None and sequence.status == "finished":
-            self._global.add(sequence.tokens[sequence.n_prompt :])
+            self._global.of(sequence.salt).add(sequence.tokens[sequence.n_prompt :])
+            self._global.grown(sequence.salt)
 
     def clear(self) -> None:
         self._local.clear()
         self._predicted.clear()
-        self._global = Outputs(self._config.suffix_global_tokens, self._config.suffix_depth)
+        self._global = self._outputs()
 
     @property
     def n_bytes(self) -> int:
-        return self._global.array.nbytes + sum(text.n_bytes for text in self._local.values())
+        return sum(past.array.nbytes for past in self._global.values) + sum(text.n_bytes for text in self._local.values())
 
     def _text(self, sequence: Sequence) -> Text:
         text = self._local.get(sequence.id)
@@ -278,6 +284,9 @@ class Outputs:
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self.array)
 
     def add(self, tokens: list[int]) -> None:
         if self._capacity < 2 or not tokens:

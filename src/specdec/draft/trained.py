@@ -15,9 +15,10 @@ from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import LoadedHead, is_head, load_head, shipped_head
 from specdec.models.load import load_model
 from specdec.models.source import Source, resolve_drafter
+from specdec.types import Siblings
 
 
-def trained(config: SpeculationConfig, target: Target) -> Drafter | None:
+def trained(config: SpeculationConfig, target: Target, draws: Siblings | None = None) -> Drafter | None:
     """The trained drafter that a configuration names; None where it leaves the choice open and none ships for the model.
 
     Raises:
@@ -39,8 +40,8 @@ def trained(config: SpeculationConfig, target: Target) -> Drafter | None:
             "or leave trained out of --speculation"
         )
     if source.kind == "gguf" or not is_head(source.path):
-        return _draft_model(source, config, target)
-    return _head(load_head(source.path, fingerprint, name=source.name), config, target)
+        return _draft_model(source, config, target, draws)
+    return _head(load_head(source.path, fingerprint, name=source.name), config, target, draws)
 
 
 def _optional(config: SpeculationConfig) -> bool:
@@ -48,16 +49,16 @@ def _optional(config: SpeculationConfig) -> bool:
     return config.trained == AUTO and config.drafters == SpeculationConfig().drafters
 
 
-def _head(loaded: LoadedHead, config: SpeculationConfig, target: Target) -> Drafter:
+def _head(loaded: LoadedHead, config: SpeculationConfig, target: Target, draws: Siblings | None) -> Drafter:
     drafter: Drafter
     if loaded.config.recurrent:
         from specdec.draft.recurrent import RecurrentDrafter
 
-        drafter = RecurrentDrafter(loaded, target, config)
+        drafter = RecurrentDrafter(loaded, target, config, draws)
     else:
         from specdec.draft.medusa import MedusaDrafter
 
-        drafter = MedusaDrafter(loaded, target, config)
+        drafter = MedusaDrafter(loaded, target, config, draws)
     made_for = loaded.target.name if loaded.target else loaded.provenance.get("made for")
     drafter.card = _card(
         loaded.name,
@@ -71,12 +72,12 @@ def _head(loaded: LoadedHead, config: SpeculationConfig, target: Target) -> Draf
     return drafter
 
 
-def _draft_model(source: Source, config: SpeculationConfig, target: Target) -> Drafter:
+def _draft_model(source: Source, config: SpeculationConfig, target: Target, draws: Siblings | None) -> Drafter:
     from specdec.draft.model import ModelDrafter
 
     model = load_model(source, config.trained_precision, target.kernels, target.model.device)
     notes = read_notes(source.path, model.shape.vocab_size) if source.kind == "folder" else DraftNotes()
-    drafter = ModelDrafter(model, target, config, "draft", notes.vocabulary_ids)
+    drafter = ModelDrafter(model, target, config, "draft", notes.vocabulary_ids, draws)
     a = model.architecture
     drafter.card = _card(
         source.name,

@@ -8,8 +8,9 @@ unless an implementation says otherwise; M is a number of rows, d and N and K ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,6 +79,19 @@ class Rows:
 
     def __len__(self) -> int:
         return self.slot.shape[0]
+
+
+class Draw(NamedTuple):
+    """What decides the token of a row of logits: the largest entry at temperature 0, else the race of its position."""
+
+    row: int
+    seed: int
+    position: int
+    top_k: int
+    """0 for all."""
+    temperature: float
+    top_p: float
+    min_p: float
 
 
 class Kernels(ABC):
@@ -171,6 +185,12 @@ class Kernels(ABC):
         None where this does not say: rounding could decide who is left, or an implementation has no such race.
         """
         return None
+
+    def draw_rows(self, logits: Tensor, draws: Many[Draw]) -> list[int]:
+        """For each draw the token of its row of logits [W, V] f32: the lowest id of the largest entry at temperature 0, else
+        what ``race_among`` gives, or ``race`` where nothing is filtered. -1 where these do not say, or an implementation
+        does not."""
+        return [-1] * len(draws)
 
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
         """All operations of a pass over these weights as one call with the same bits; None where they run one by one."""

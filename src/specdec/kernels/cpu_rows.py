@@ -5,11 +5,14 @@ Only what would read or write outside a tensor is checked, once per call; the C 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.config import BLOCK_SIZE
-from specdec.kernels.base import WIDTH, Kernels, Rows
+from specdec.kernels.base import WIDTH, Draw, Kernels, Rows
 from specdec.kernels.library import DOUBLE, FLOAT, INT, LONG, POINTER, Library
 
 MOST_TOP = 32
@@ -95,6 +98,7 @@ class RowOps(Kernels):
             dtype: library.function(name, p, n, DOUBLE, n, n, n, DOUBLE, DOUBLE, returns=LONG)
             for dtype, name in ((torch.float32, "race_among_f32"), (torch.float64, "race_among_f64"))
         }
+        self._draw_rows = library.function("draw_rows", p, n, n, p, p, p)
         self._candidates = library.function("candidates", p, n, n, n, n, p, p, p, p, p, p)
         self._rows: tuple[Rows | None, tuple[int, ...], tuple[int, ...]] = None, (), ()
 
@@ -183,6 +187,18 @@ class RowOps(Kernels):
         pointer = _check("z", z, dtype).data_ptr()
         token = self._race_among[dtype](pointer, z.numel(), temperature, seed, position, top_k, top_p, min_p)
         return None if token == UNSURE else token
+
+    def draw_rows(self, logits: Tensor, draws: Many[Draw]) -> list[int]:
+        rows, n = _check("logits", logits, torch.float32).shape
+        integers = np.array([draw[:4] for draw in draws], np.int64).reshape(-1, 4)
+        reals = np.array([draw[4:] for draw in draws], np.float64).reshape(-1, 3)
+        if not ((integers[:, 0] >= 0) & (integers[:, 0] < rows)).all():
+            raise ValueError(f"draws must name rows of the {rows} that there are, got {integers[:, 0].tolist()}")
+        tokens = np.empty(len(draws), np.int64)
+        self._draw_rows(
+            logits.data_ptr(), n, len(draws), integers.ctypes.data, reals.ctypes.data, tokens.ctypes.data
+        )  # fmt: skip
+        return tokens.tolist()
 
     def candidates(
         self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None

@@ -7,6 +7,7 @@ outside the pool is the caller's fault.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Many
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from triton import cdiv, next_power_of_2
 
 from specdec.config import BLOCK_SIZE
 from specdec.kernels import triton_attention, triton_products, triton_rows
-from specdec.kernels.base import GROUP, BlockWeight, DenseWeight, Kernels, Rows
+from specdec.kernels.base import GROUP, BlockWeight, DenseWeight, Draw, Kernels, Rows
 
 TILE_ROWS, TILE_DEPTH = 16, 64
 """Rows of a tile of a product, and the inputs that it takes in one step."""
@@ -155,6 +156,9 @@ class TritonKernels(Kernels):
         self, z: Tensor, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float
     ) -> int | None:
         return self._host.race_among(z.cpu(), seed, position, temperature, top_k, top_p, min_p)
+
+    def draw_rows(self, logits: Tensor, draws: Many[Draw]) -> list[int]:
+        return self._host.draw_rows(logits.cpu(), draws)
 
     def candidates(
         self, logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, k: int, names: Tensor | None

@@ -19,16 +19,26 @@ class Stats:
     A *target pass* is a forward pass whose logits were used to emit tokens. Passes over parts of a prompt that emit
     nothing are counted apart. A depth is *reached* when the walk stood at a node that had children at that depth.
     *proposed* nodes came from drafters, *drafted* ones among them were verified, the others were not worth their rows.
-    *cached* tokens of a prompt need no rows: the prefix cache had them when the prompt was first read.
+    *cached* tokens of a prompt need no rows: the prefix cache had them when the prompt was first read. A prompt's tokens
+    count once it has been read to its end. A *draft* is what was verified of one sequence in one target pass, if anything.
     A *quiet* pass is a target pass for which no drafter was asked. *expected* tokens were foreseen when nodes were chosen.
+    A drafter's ask is a *hit* where some of its nodes agreed with what came, verified or not, and a *miss* where no drafter's
+    did; where only another's did, it is neither. *plain* seconds are what the same tokens would have taken with speculation
+    off, an estimate (metrics/speedup.py).
     """
 
+    acceptance: str | None = None
+    """The rule by which drafted tokens were accepted, where it is not the coupled one."""
+    lossy: bool = False
+    """Does the rule not even keep the target's law?"""
     target_passes: int = 0
     prefill_passes: int = 0
     prompt_rows: int = 0
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     emitted: int = 0
     proposed: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     quiet_passes: int = 0
@@ -40,12 +50,21 @@ class Stats:
     asked_by_drafter: Counter[str] = field(default_factory=Counter)
     drafted_by_drafter: Counter[str] = field(default_factory=Counter)
     accepted_by_drafter: Counter[str] = field(default_factory=Counter)
+    hits_by_drafter: Counter[str] = field(default_factory=Counter)
+    misses_by_drafter: Counter[str] = field(default_factory=Counter)
+    plain_seconds: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
     def tokens_per_pass(self) -> float:
         """τ: mean tokens emitted per target pass, the corrected or bonus token included; 0 before the first pass."""
         return self.emitted / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Over speculation off, estimated; 1 before anything ran."""
+        spent = sum(self.seconds.values())
+        return self.plain_seconds / spent if spent else 1.0
 
     def record_plan(self, proposed: int, asked: Collection[str], expected: float) -> None:
         """Count what was decided for one target pass.
@@ -57,8 +76,22 @@ class Stats:
         """
         self.proposed += proposed
         self.quiet_passes += not asked
-        self.asked_by_drafter.update(asked)
+        for name in asked:
+            self.asked_by_drafter[name] += 1
         self.expected += expected
+
+    def record_asks(self, asked: Collection[str], right: Collection[str]) -> None:
+        """Count what became of one pass's asks.
+
+        Args:
+            asked: names of the drafters that were asked.
+            right: names of those of whose nodes some agreed with what came.
+        """
+        for name in asked:
+            if name in right:
+                self.hits_by_drafter[name] += 1
+            elif not right:
+                self.misses_by_drafter[name] += 1
 
     def record_burst(self, draft: Draft, depths: list[int], path: tuple[int, ...], emitted: int) -> None:
         """Count one target pass.
@@ -73,6 +106,7 @@ class Stats:
         self.emitted += emitted
         if not len(draft):
             return
+        self.drafts += 1
         self.drafted += len(draft)
         self.accepted += len(path)
         for depth, source in zip(depths, draft.sources, strict=True):
@@ -93,12 +127,15 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values for JSON; depths count from 1."""
         return {
+            **({} if self.acceptance is None else {"acceptance": self.acceptance, "lossy": self.lossy}),
             "target_passes": self.target_passes,
             "prefill_passes": self.prefill_passes,
             "prompt_rows": self.prompt_rows,
+            "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "emitted": self.emitted,
             "proposed": self.proposed,
+            "drafts": self.drafts,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "quiet_passes": self.quiet_passes,
@@ -111,6 +148,10 @@ class Stats:
             "asked_by_drafter": dict(self.asked_by_drafter),
             "drafted_by_drafter": dict(self.drafted_by_drafter),
             "accepted_by_drafter": dict(self.accepted_by_drafter),
+            "hits_by_drafter": dict(self.hits_by_drafter),
+            "misses_by_drafter": dict(self.misses_by_drafter),
+            "plain_seconds": self.plain_seconds,
+            "speedup": self.speedup,
             "seconds": dict(self.seconds),
         }
 

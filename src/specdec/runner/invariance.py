@@ -13,19 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec import attention
-from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import Kernels
-from specdec.kv.blocks import BlockAllocator, BlockTable
-from specdec.kv.pool import Pool
-from specdec.metrics.stats import Stats
 from specdec.models.base import Model
-from specdec.runner.compiled import make_runner
-from specdec.sampling import History
+from specdec.runner.probe import Probe
 from specdec.tree import chain
-from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
+from specdec.types import ROOT, Draft, Span, Tree
 
 PREFIX, SINGLES = 13, 6  # together they cross a block border
+ROOM = 4 * BLOCK_SIZE
+"""Slots of each of the sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +44,15 @@ class Invariance:
         return f"NOT exact here: logits change with {worst}; tokens may differ where two are nearly tied"
 
 
-class _Probe:
-    """A private pool and runner to feed sequences through."""
-
-    def __init__(self, model: Model, kernels: Kernels) -> None:
-        shape = model.shape
-        pool = Pool(shape.n_layers, 16, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
-        self._allocator = BlockAllocator(pool.n_blocks)
-        self._runner = make_runner(model, attention.select(pool, kernels))
-
-    def sequence(self, tokens: list[int], skip_blocks: int = 0) -> Sequence:
-        """A sequence whose table does not begin at the pool's next block if ``skip_blocks`` are held back meanwhile."""
-        held = self._allocator.take(skip_blocks)
-        table = BlockTable(self._allocator)
-        table.reserve(4 * BLOCK_SIZE)
-        self._allocator.drop(held)
-        n = len(tokens)
-        return Sequence(0, tokens, n, SamplingParams(), 0, 4 * BLOCK_SIZE, frozenset(), table, History.of(tokens, n), Stats())
-
-    def run(self, *spans: Span) -> list[Tensor]:
-        forward = self._runner.forward(Step(spans))
-        return [forward.logits[rows].clone() for rows in forward.rows]  # per span [1 + n, V]
-
-
 def check_invariance(model: Model, kernels: Kernels) -> Invariance:
     """Run the self-test; takes about a dozen short passes."""
     started = time.perf_counter()
-    probe = _Probe(model, kernels)
+    probe = Probe(model, kernels, 4 * ROOM)
     vocab_size = model.shape.vocab_size
     text = [(7919 * (i + 1)) % vocab_size for i in range(PREFIX + SINGLES)]
 
     # The reference: one row at a time.
-    alone = probe.sequence(text[:PREFIX])
+    alone = probe.sequence(text[:PREFIX], ROOM)
     reference = probe.run(Span(alone, 0, PREFIX))
     for i in range(PREFIX, len(text)):
         alone.tokens.append(text[i])
@@ -91,7 +65,7 @@ def check_invariance(model: Model, kernels: Kernels) -> Invariance:
 
     differences = {}
     line = chain(text[PREFIX:])
-    burst = probe.sequence(text[:PREFIX], skip_blocks=3)
+    burst = probe.sequence(text[:PREFIX], ROOM, skip_blocks=3)
     probe.run(Span(burst, 0, PREFIX - 1))
     differences["burst width"] = _difference(probe.run(Span(burst, PREFIX - 1, PREFIX, draft(line)))[0], expected)
     burst.table.truncate(0)
@@ -102,19 +76,19 @@ def check_invariance(model: Model, kernels: Kernels) -> Invariance:
         tokens += [(token + 1) % vocab_size, token]
         parents += [parent, parent]
         parent = len(tokens) - 1
-    tree = probe.sequence(text[:PREFIX])
+    tree = probe.sequence(text[:PREFIX], ROOM)
     rows = probe.run(Span(tree, 0, PREFIX, draft(Tree(tuple(tokens), tuple(parents)))))[0]
     differences["tree shape"] = _difference(rows[[0, *range(2, len(rows), 2)]], expected)
     tree.table.truncate(0)
 
-    chunked = probe.sequence(list(text))
+    chunked = probe.sequence(list(text), ROOM)
     for start in range(0, len(text), 5):
         last = probe.run(Span(chunked, start, min(start + 5, len(text))))[0]
     differences["chunking"] = _difference(last, expected[-1:])
     chunked.table.truncate(0)
 
-    other = probe.sequence(text[::-1], skip_blocks=1)
-    beside = probe.sequence(text[:PREFIX])
+    other = probe.sequence(text[::-1], ROOM, skip_blocks=1)
+    beside = probe.sequence(text[:PREFIX], ROOM)
     both = probe.run(Span(other, 0, len(text)), Span(beside, 0, PREFIX, draft(line)))
     differences["batch"] = _difference(both[1], expected)
     return Invariance(differences, time.perf_counter() - started)

@@ -89,6 +89,36 @@ def identity(model: Model, kernels: Kernels, sizes: list[int]) -> dict[str, Any]
     }
 
 
+class Passes:
+    """Steps to be timed, in a pool of their own; what its slots hold takes no part in the time."""
+
+    def __init__(self, model: Model, kernels: Kernels, n_tokens: int) -> None:
+        """``n_tokens``: room for so many, drafted ones among them."""
+        shape = model.shape
+        blocks = blocks_for(n_tokens)
+        pool = Pool(shape.n_layers, blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
+        pool.keys.zero_()  # numbers that are none would take part in the time
+        pool.values.zero_()
+        self.runner = make_runner(model, attention.select(pool, kernels))
+        self._table = BlockTable(BlockAllocator(pool.n_blocks))
+        self._table.reserve(pool.n_blocks * BLOCK_SIZE)
+        self._tokens = [(7919 * (i + 1)) % shape.vocab_size for i in range(n_tokens)]
+
+    def burst(self, context: int, rows: int) -> Step:
+        """The last of ``context`` committed tokens, and a chain of ``rows`` - 1 drafted ones; all logits are wanted."""
+        tree = chain(self._tokens[context : context + rows - 1])
+        return Step((Span(self._sequence(context), context - 1, context, Draft(tree, ("cost",) * len(tree))),))
+
+    def prompt(self, rows: int) -> Step:
+        """The first ``rows`` tokens of a text; the last one's logits are wanted."""
+        return Step((Span(self._sequence(rows), 0, rows),))
+
+    def _sequence(self, n: int) -> Sequence:
+        tokens = self._tokens[:n]
+        history, limit = History.of(tokens, n), len(self._tokens)
+        return Sequence(0, tokens, n, SamplingParams(), 0, limit, frozenset(), self._table, history, Stats())
+
+
 def measure(
     model: Model, kernels: Kernels, sizes: list[int], *, limit: float = LIMIT, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Costs, bool]:
@@ -98,38 +128,17 @@ def measure(
         The costs, and whether the figures are steady enough to be kept.
     """
     started = clock()
-    shape = model.shape
-    sizes = [size for size in sizes if size < shape.context]
-    context = min(CONTEXT, shape.context - max(sizes))
-    pool = Pool(
-        shape.n_layers,
-        blocks_for(context + max(sizes)),
-        shape.n_kv_heads,
-        shape.head_dim,
-        model.kv_dtype,
-        model.device,
-    )
-    pool.keys.zero_()  # what is in the cache takes no part in the time, except numbers that are none
-    pool.values.zero_()
-    table = BlockTable(BlockAllocator(pool.n_blocks))
-    table.reserve(pool.n_blocks * BLOCK_SIZE)
-    tokens = [(7919 * (i + 1)) % shape.vocab_size for i in range(context + max(sizes))]
-    prompt = tokens[:context]
-    sequence = Sequence(
-        0, prompt, context, SamplingParams(), 0, len(tokens), frozenset(), table, History.of(prompt, context), Stats()
-    )
-    runner = make_runner(model, attention.select(pool, kernels))
-    steps = {}
-    for size in sizes:
-        tree = chain(tokens[context : context + size - 1])
-        steps[size] = Step((Span(sequence, context - 1, context, Draft(tree, ("cost",) * len(tree))),))
+    sizes = [size for size in sizes if size < model.shape.context]
+    context = min(CONTEXT, model.shape.context - max(sizes))
+    passes = Passes(model, kernels, context + max(sizes))
+    steps = {size: passes.burst(context, size) for size in sizes}
 
     times: dict[int, list[float]] = {}
     for size in sizes * ROUNDS:
         if len(times) >= min(2, len(sizes)) and clock() - started > limit:
             break
         begun = clock()
-        runner.forward(steps[size])
+        passes.runner.forward(steps[size])
         times.setdefault(size, []).append(clock() - begun)
     for some in times.values():
         some.sort()

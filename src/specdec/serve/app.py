@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response, WebSocket
 from fastapi.security import HTTPBearer
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse
 from specdec import __version__
 from specdec.config import ServeConfig
 from specdec.llm import LLM
+from specdec.serve.account import ID_HEADER, LONGEST_ID, Account, Accounts, is_id
 from specdec.serve.body import SMALL, read_body
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
@@ -26,12 +28,15 @@ from specdec.serve.shapes import token_text
 from specdec.serve.socket import Conversation
 from specdec.serve.stream import Reply
 
+if TYPE_CHECKING:
+    from specdec.serve.tracing import Tracing
+
 _B = TypeVar("_B", bound=Strict)
 
 
-def create_app(llm: LLM, config: ServeConfig) -> FastAPI:
+def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) -> FastAPI:
     """The server as an ASGI application; its engine runs from start-up to shut-down of the application's lifespan."""
-    service = Service(llm, config)
+    service = Service(llm, config, tracing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -41,8 +46,9 @@ def create_app(llm: LLM, config: ServeConfig) -> FastAPI:
         finally:
             await service.stop()
 
-    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
+    app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
     app.include_router(guarded)
     app.include_router(sockets)
@@ -53,6 +59,10 @@ def create_app(llm: LLM, config: ServeConfig) -> FastAPI:
     app.add_exception_handler(Exception, _on_exception)
     describe(app)
     return app
+
+
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own, of which older versions know nothing: requests are told of once, by their accounts."""
 
 
 def _service(connection: HTTPConnection) -> Service:
@@ -74,13 +84,20 @@ def authorise(connection: HTTPConnection) -> str | None:
     raise ApiError(401, "the API key is not known here", code="invalid_api_key", headers=_CHALLENGE)
 
 
+def check_id(connection: HTTPConnection) -> None:
+    """Raise ApiError where a client has named its request as none can be called."""
+    given = connection.headers.get(ID_HEADER)
+    if given is not None and not is_id(given):
+        raise ApiError(400, f"{ID_HEADER} must be 1 to {LONGEST_ID} visible ASCII characters", code="bad_request_id")
+
+
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 Served = Annotated[Service, Depends(_service)]
 Tenant = Annotated[str | None, Depends(authorise)]
 
 public = APIRouter()
-guarded = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False)), Depends(authorise)])
+guarded = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False)), Depends(authorise), Depends(check_id)])
 sockets = APIRouter()
 
 
@@ -94,7 +111,8 @@ async def health(service: Served) -> dict[str, str]:
 @public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Served) -> Response:
     """Counters and gauges for Prometheus."""
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await asyncio.to_thread(service.metrics.render)  # some milliseconds, in which no stream is to wait
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @guarded.get("/v1/models")
@@ -111,15 +129,15 @@ async def model(name: str, service: Served) -> dict[str, Any]:
 
 
 @guarded.post("/v1/completions", openapi_extra=takes(CompletionBody, streams=True))
-async def completions(request: Request, service: Served, tenant: Tenant) -> Response:
+async def completions(request: Request, tenant: Tenant) -> Response:
     """Continue a text, or token ids, as they are."""
-    return await _answer(service, await _read(request, CompletionBody), tenant)
+    return await _answer(request, await _read(request, CompletionBody), tenant)
 
 
 @guarded.post("/v1/chat/completions", openapi_extra=takes(ChatBody, streams=True))
-async def chat_completions(request: Request, service: Served, tenant: Tenant) -> Response:
+async def chat_completions(request: Request, tenant: Tenant) -> Response:
     """Answer a conversation, laid out by the model's chat template."""
-    return await _answer(service, await _read(request, ChatBody), tenant)
+    return await _answer(request, await _read(request, ChatBody), tenant)
 
 
 @guarded.post("/tokenize", openapi_extra=takes(TokenizeBody))
@@ -164,8 +182,9 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-async def _answer(service: Service, body: Body, tenant: str | None) -> Response:
-    generation, shape = await service.begin(body, tenant, streamed=body.streamed)
+async def _answer(request: Request, body: Body, tenant: str | None) -> Response:
+    service, account = _service(request), request.state.account
+    generation, shape = await service.begin(body, tenant, account, streamed=body.streamed)
     config = service.config
     return Reply(generation, shape, streamed=body.streamed, rate=config.stream_rate, stalled=config.stalled_seconds)
 
@@ -174,6 +193,7 @@ async def _converse(socket: WebSocket, kind: type[Body]) -> None:
     service = _service(socket)
     try:
         tenant = authorise(socket)
+        check_id(socket)
         service.check_health()
     except ApiError as error:
         await socket.send_denial_response(_error_response(error))
@@ -197,6 +217,9 @@ def _error_response(error: ApiError) -> Response:
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     _service(request).metrics.refused.labels(str(error.status)).inc()
+    account: Account | None = getattr(request.state, "account", None)
+    if account:
+        account.error = error
     return _error_response(error)
 
 
@@ -210,4 +233,6 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    return _error_response(ApiError(500, "the server has a fault; its log says more", code="internal_error"))
+    # Answered outside of all middleware, so the id has to be put in here.
+    headers = {ID_HEADER: request.state.request_id}
+    return _error_response(ApiError(500, "the server has a fault; its log says more", code="internal_error", headers=headers))

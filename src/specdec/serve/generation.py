@@ -15,11 +15,12 @@ from typing import Any
 from specdec.engine import RequestError
 from specdec.metrics.prometheus import ServerMetrics
 from specdec.sampling import derive_seed
+from specdec.serve.account import Account
 from specdec.serve.errors import ApiError, too_slow
 from specdec.serve.intake import Asked
 from specdec.serve.worker import Job, Worker
 from specdec.text import Decoder, StopWatch, TextStream
-from specdec.types import Delta, FinishReason, TokenLogprob
+from specdec.types import Delta, FinishReason, Times, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,20 @@ class Choice:
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self.finish_reason: FinishReason | None = None
         self.stats: dict[str, Any] = {}
+        self.times = Times()
+        self.passes: list[tuple[float, int]] = []
+        """When each pass ended that gave it tokens (perf_counter), and how many tokens there were then."""
+        self.end: str | None = None
+        """How it ended, as the metrics count it; None while it has not."""
         self.complete = False
         """Everything has been taken, the finish reason too."""
         self._taken = 0
 
+    def started(self) -> None:
+        self._generation.started()
+
     def receive(self, delta: Delta, computed: float) -> None:
+        self._generation.measure(self, len(delta.tokens), computed)
         self.tokens += delta.tokens
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
@@ -110,11 +120,15 @@ class Generation:
         worker: runs it.
         metrics: counts it.
         decoder: the model's tokenizer.
+        account: of the request.
         streamed: whether the client wants to see every delta, or only the whole.
     """
 
-    def __init__(self, asked: Asked, worker: Worker, metrics: ServerMetrics, decoder: Decoder, *, streamed: bool) -> None:
+    def __init__(
+        self, asked: Asked, worker: Worker, metrics: ServerMetrics, decoder: Decoder, account: Account, *, streamed: bool
+    ) -> None:
         self.asked = asked
+        self._account = account
         self._worker = worker
         self._metrics = metrics
         self._decoder = decoder
@@ -123,6 +137,7 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._ids: list[int] = []
         self._left = 0
+        """Sequences that the engine has and that have not ended."""
         self._computed: float | None = None
         """When the oldest delta was computed that nobody has woken up for."""
         self._sending: float | None = None
@@ -160,23 +175,25 @@ class Generation:
                 StopWatch(self._decoder, params.stop, params.min_tokens, choice.prompt) if params.stop else None,
                 asked.salt,
                 asked.speculation,
+                choice.times,
             )
             for choice in self.choices
         ]
         self._timer = asyncio.get_running_loop().call_later(seconds, lambda: self.cut(too_slow(seconds)))
-        self._left = len(jobs)
         try:
             self._ids = await self._worker.add(jobs, self.choices)
         except RequestError as error:
-            self._left = 0
             raise ApiError(400, str(error)) from error
-        except BaseException:
-            self._left = 0
-            raise
         finally:
             if not self._ids:
                 self.close()
-        self._metrics.started.inc(len(jobs))
+        if self.error:  # its time was up before the engine had it
+            self._end("abort")
+
+    def started(self) -> None:
+        """The engine has one more of its sequences."""
+        self._left += 1
+        self._metrics.started.inc()
 
     async def wait(self) -> None:
         """Wait until there is something to take: anything at all of a stream, everything otherwise; or until it is over."""
@@ -195,13 +212,44 @@ class Generation:
         """Has everything been taken?"""
         return all(choice.complete for choice in self.choices)
 
+    def measure(self, choice: Choice, n: int, computed: float) -> None:
+        """Measure a pass that gave a choice ``n`` more tokens."""
+        if not n:
+            return
+        metrics = self._metrics
+        if choice.passes:
+            gap = (computed - choice.passes[-1][0]) / n
+            for _ in range(n):
+                metrics.inter_token.observe(gap)
+        else:
+            begun = choice.times.begun
+            assert begun is not None
+            metrics.first_token.observe(computed - self._account.arrived)
+            metrics.queued.observe(begun - choice.times.added)
+            metrics.prefill.observe(computed - begun)
+        choice.passes.append((computed, len(choice.tokens) + n))
+
+    def _measure_end(self, choice: Choice) -> None:
+        """Measure a choice that has come to an end of its own."""
+        metrics, n = self._metrics, len(choice.tokens)
+        first, last = choice.passes[0][0], choice.passes[-1][0]
+        metrics.latency.observe(last - self._account.arrived)
+        metrics.decode.observe(last - first)
+        if n > 1:
+            metrics.per_token.observe((last - first) / (n - 1))
+        metrics.prompt_length.observe(len(choice.prompt))
+        metrics.output_length.observe(n)
+
     def received(self, choice: Choice, error: str | None, computed: float) -> None:
         """A choice got a delta."""
         if self._computed is None:
             self._computed = computed
         if choice.finish_reason is not None:
             self._left -= 1
+            choice.end = choice.finish_reason
             self._metrics.finished.labels(choice.finish_reason).inc()
+            if choice.finish_reason != "error":
+                self._measure_end(choice)
         if choice.finish_reason == "error":
             self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
         elif self._streamed or not self._left:
@@ -214,7 +262,7 @@ class Generation:
 
     def cut(self, error: ApiError) -> None:
         """End it with an error, unless all of it has been computed."""
-        if self._left:
+        if self._left or not self._ids:
             self._break_off(error, "abort")
 
     def close(self) -> None:
@@ -236,4 +284,6 @@ class Generation:
         if self._left:
             self._metrics.finished.labels(reason).inc(self._left)
             self._left = 0
+            for choice in self.choices:
+                choice.end = choice.end or reason
             self._worker.abort(self._ids)

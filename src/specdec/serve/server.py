@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -11,6 +12,9 @@ from specdec.config import ServeConfig
 from specdec.llm import LLM
 from specdec.serve.app import create_app
 from specdec.serve.service import Service
+
+if TYPE_CHECKING:
+    from specdec.serve.tracing import Tracing
 
 LAST_SECONDS = 5
 """For what remains to be sent when all requests have been ended."""
@@ -23,12 +27,19 @@ class Server(uvicorn.Server):
         llm: the model; its engine must be used by nobody else.
         config: limits.
         ready: called with the address once connections are taken.
+        tracing: keeps traces, in place of what ``config`` and the environment say.
     """
 
     def __init__(
-        self, llm: LLM, config: ServeConfig, host: str, port: int, ready: Callable[[str], None] = lambda address: None
+        self,
+        llm: LLM,
+        config: ServeConfig,
+        host: str,
+        port: int,
+        ready: Callable[[str], None] = lambda address: None,
+        tracing: Tracing | None = None,
     ) -> None:
-        app = create_app(llm, config)
+        app = create_app(llm, config, tracing)
         self.service: Service = app.state.service
         self._ready = ready
         super().__init__(
@@ -39,7 +50,7 @@ class Server(uvicorn.Server):
                 ws="websockets-sansio",
                 ws_max_size=config.max_body_bytes,
                 access_log=False,
-                log_level="warning",
+                log_config=None,
                 timeout_graceful_shutdown=LAST_SECONDS,
             )
         )

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from specdec.config import ServeConfig
+from specdec import __version__
+from specdec.config import ConfigError, ServeConfig
 from specdec.llm import LLM
 from specdec.metrics.prometheus import ServerMetrics
+from specdec.serve.account import Account
 from specdec.serve.errors import ApiError, engine_failed, shutting_down
 from specdec.serve.generation import Generation
 from specdec.serve.intake import Asked, Intake
 from specdec.serve.schema import Body, ChatBody, CompletionBody
 from specdec.serve.shapes import ChatShape, CompletionShape, Shape, Vocabulary
 from specdec.serve.worker import Worker
+
+if TYPE_CHECKING:
+    from specdec.serve.tracing import Tracing
 
 _T = TypeVar("_T")
 _Given = TypeVarTuple("_Given")
@@ -31,9 +37,13 @@ class Service:
     Args:
         llm: the model; its engine must be used by nobody else.
         config: limits.
+        tracing: keeps traces, in place of what ``config`` and the environment say.
+
+    Raises:
+        ConfigError: traces are asked for, but cannot be kept.
     """
 
-    def __init__(self, llm: LLM, config: ServeConfig) -> None:
+    def __init__(self, llm: LLM, config: ServeConfig, tracing: Tracing | None = None) -> None:
         self.llm = llm
         self.config = config
         self.name = config.model_name or llm.name
@@ -41,7 +51,15 @@ class Service:
         self.intake = Intake(llm)
         self.vocabulary: Vocabulary = llm.tokenizer
         self.worker = Worker(llm.engine)
-        self.metrics = ServerMetrics(lambda: self.worker.snapshot)
+        drafters = tuple(drafter.name for drafter in llm.engine.drafters)
+        self.metrics = ServerMetrics(
+            lambda: self.worker.snapshot,
+            lambda: not self.worker.failed,
+            self.name,
+            drafters,
+            {"version": __version__, "precision": llm.precision, "drafters": ",".join(drafters)},
+        )
+        self.tracing = tracing or _tracing(config)
         self.closing = False
         """No new requests: the server is about to stop."""
         self._most = llm.config.max_sequences + config.max_queue
@@ -67,8 +85,11 @@ class Service:
         """Run what may take long on another thread than the event loop's and the engine's."""
         return await asyncio.get_running_loop().run_in_executor(self._encoders, call, *given)
 
-    async def begin(self, body: Body, tenant: str | None, *, streamed: bool) -> tuple[Generation, Shape]:
+    async def begin(self, body: Body, tenant: str | None, account: Account, *, streamed: bool) -> tuple[Generation, Shape]:
         """Start a request.
+
+        Args:
+            account: of the request; what becomes of it is noted there.
 
         Raises:
             ApiError: it cannot be served, or not now.
@@ -81,7 +102,8 @@ class Service:
         self._coming += n
         try:
             asked, shape = await self._encode(body, tenant)
-            generation = Generation(asked, self.worker, self.metrics, self.vocabulary, streamed=streamed)
+            generation = Generation(asked, self.worker, self.metrics, self.vocabulary, account, streamed=streamed)
+            account.generation = generation
             seconds = self.config.request_seconds - (time.perf_counter() - began)
             await generation.start(self.llm.end_tokens, max(0.0, seconds))
         finally:
@@ -123,6 +145,27 @@ class Service:
         """End the engine's thread."""
         self._encoders.shutdown(wait=False, cancel_futures=True)
         await self.worker.stop()
+        if self.tracing:
+            await asyncio.to_thread(self.tracing.shut_down)
+
+
+def _tracing(config: ServeConfig) -> Tracing | None:
+    """What keeps traces, if they are wanted. OpenTelemetry is imported only then."""
+    env = os.environ
+    named = any(env.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+    refused = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
+    if config.otlp_endpoint is None and (refused or not named):
+        if config.trace_sample is not None and not refused:
+            raise ConfigError("trace_sample needs a collector: give otlp_endpoint, or set OTEL_EXPORTER_OTLP_ENDPOINT")
+        return None
+    try:
+        from specdec.serve.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"a collector of traces is named, but OpenTelemetry is not installed ({error}): "
+            "pip install 'specdec[otel]', or set OTEL_SDK_DISABLED=true"
+        ) from error
+    return Tracing.connected(config.otlp_endpoint, config.trace_sample)
 
 
 def _n_prompts(body: Body) -> int:

@@ -6,6 +6,7 @@ import asyncio
 
 from fastapi import WebSocket, WebSocketDisconnect
 
+from specdec.serve.account import Account
 from specdec.serve.errors import ApiError
 from specdec.serve.generation import Generation
 from specdec.serve.schema import Body, parse
@@ -35,6 +36,7 @@ class Conversation:
         self._tenant = tenant
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
         """Bodies that came; None: none will follow."""
+        self._answered = 0
         self._running: Generation | None = None
         self._gone = False
 
@@ -70,11 +72,20 @@ class Conversation:
                 self._running.close()
 
     async def _answer(self, data: str) -> None:
+        self._answered += 1
+        request_id = f"{self._socket.state.request_id}-{self._answered}"
+        account = Account(request_id, self._socket.url.path, self._socket.headers, self._service.tracing)
+        try:
+            await self._converse(data, account)
+        finally:
+            account.end()
+
+    async def _converse(self, data: str, account: Account) -> None:
         try:
             body = parse(self._kind, data)
             if body.stream is False:
                 raise ApiError(400, "a WebSocket always streams: leave stream out", param="stream")
-            generation, shape = await self._service.begin(body, self._tenant, streamed=True)
+            generation, shape = await self._service.begin(body, self._tenant, account, streamed=True)
             self._running = generation
             try:
                 if not self._gone:
@@ -85,6 +96,7 @@ class Conversation:
                 self._running = None
                 generation.close()
         except ApiError as error:
+            account.error = error
             self._service.metrics.refused.labels(str(error.status)).inc()
             await self._send([dump(error.body), DONE])
 

@@ -27,7 +27,10 @@ PACE_SECONDS = 0.1
 
 def dump(value: Any) -> str:
     """Strict JSON in ASCII: no client can take a line separator within a text for the end of a line."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # ``json.dumps`` would make one for every frame
 
 
 class Reply(Response):

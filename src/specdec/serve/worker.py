@@ -21,8 +21,9 @@ from typing import Protocol, TypeAlias, TypeVarTuple
 from specdec.config import SamplingParams
 from specdec.engine import Engine, RequestError
 from specdec.metrics.snapshot import Snapshot
+from specdec.metrics.watch import Watch
 from specdec.serve.errors import ApiError, engine_failed
-from specdec.types import Delta, Speculation, Stopper
+from specdec.types import Delta, Speculation, Stopper, Times
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ SWITCH_SECONDS = 5e-4
 
 class Listener(Protocol):
     """Whoever waits for a sequence. Called on the event loop's thread only."""
+
+    def started(self) -> None:
+        """The engine has the sequence."""
+        ...
 
     def receive(self, delta: Delta, computed: float) -> None:
         """Take what a pass added; ``computed`` is the time (perf_counter) at which the pass ended."""
@@ -53,6 +58,7 @@ class Job:
     stopper: Stopper | None
     salt: str
     speculation: Speculation
+    times: Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,9 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failed = False
         """The engine has raised what it must never raise; nothing runs any more."""
-        self.snapshot = Snapshot.of(engine.stats, engine.counts())
-        """The engine's counters and gauges after its latest pass or command. Replaced whole, so any thread may read it."""
+        self._watch = Watch()
+        self.snapshot = Snapshot.of(engine, self._watch)
+        """The engine's numbers after its latest pass or command. Replaced whole, so any thread may read it."""
 
     @property
     def n_open(self) -> int:
@@ -149,6 +156,7 @@ class Worker:
                     self._tell(self._deliver, deltas, computed)
         except BaseException:
             _log.exception("the engine has failed; all requests end with an error")
+            self.snapshot = self.snapshot.at_rest()
             self._tell(self._fail)
 
     def _obey(self) -> bool:
@@ -182,11 +190,18 @@ class Worker:
 
     def _run_job(self, job: Job) -> int:
         return self._engine.add(
-            job.prompt, job.params, job.end_tokens, job.seed, job.stopper, salt=job.salt, speculation=job.speculation
+            job.prompt,
+            job.params,
+            job.end_tokens,
+            job.seed,
+            job.stopper,
+            salt=job.salt,
+            speculation=job.speculation,
+            times=job.times,
         )
 
     def _observe(self) -> None:
-        self.snapshot = Snapshot.of(self._engine.stats, self._engine.counts())
+        self.snapshot = Snapshot.of(self._engine, self._watch)
 
     def _tell(self, call: Callable[[*_Given], object], *given: *_Given) -> None:
         assert self._loop is not None
@@ -202,6 +217,8 @@ class Worker:
             self.abort(ids)
             return
         self._listeners.update(zip(ids, command.listeners, strict=True))
+        for listener in command.listeners:
+            listener.started()
         command.started.set_result(ids)
 
     def _refused(self, command: _Add, error: RequestError) -> None:

@@ -175,11 +175,13 @@ class Run:
         found = measure(self.head, self.held_out, self.embed, self.output, self.kernels, self.config.steps)
         self.head.train()
         best = not self.history or found.tau > max(entry["tau"] for entry in self.history)
-        self.history.append({"progress": self.progress, "anchors": self.anchors, "seconds": self.seconds, **found.as_dict()})
+        done = {"progress": self.progress, "anchors": self.anchors, "seconds": self.seconds, "steps": self._steps()}
+        self.history.append({**done, **found.as_dict()})
         if best:
             self.best = copy.deepcopy(self.head.state_dict())
-        taus = [entry["tau"] for entry in self.history]
-        since = len(taus) - 1 - taus.index(max(taus))
+        # While steps are still to join, what is predicted of whole chains need not rise.
+        taus = [entry["tau"] for entry in self.history if entry["steps"] == self.config.steps]
+        since = len(taus) - 1 - taus.index(max(taus)) if taus else 0
         self.finished = bool(self.config.patience) and since >= self.config.patience
         watch.measured(self.progress, found, best)
 

@@ -370,3 +370,36 @@ static double race_f64_mass(const double *z, int64_t n, double most, double temp
 }
 DEFINE_RACE_AMONG(race_among_f32, float, race_f32)
 DEFINE_RACE_AMONG(race_among_f64, double, race_f64)
+
+typedef struct {
+  const float *x;
+  int64_t n;
+  const int64_t *integers;  // row, seed, position, top_k of each draw
+  const double *reals;      // temperature, top_p, min_p
+  int64_t *tokens;
+} Draws;
+
+static void draw_one(void *context, int64_t i) {
+  const Draws *c = context;
+  const int64_t *m = c->integers + 4 * i;
+  const double *r = c->reals + 3 * i;
+  const float *z = c->x + m[0] * c->n;
+  int64_t token;
+  if (r[0] == 0) {
+    float most;
+    top_row(z, c->n, 1, &most, &token);
+    if (!(most > -INFINITY && most < INFINITY)) token = -1;
+  } else if (m[3] > 0 || r[1] < 1 || r[2] > 0)
+    token = NAME3(race_among_f32, SPECDEC_ISA)(z, c->n, r[0], m[1], m[2], m[3], r[1], r[2]);
+  else
+    token = NAME3(race_f32, SPECDEC_ISA)(z, c->n, r[0], m[1], m[2]);
+  c->tokens[i] = token < 0 ? -1 : token;
+}
+
+// The tokens of some of the rows of x [.., n]: the lowest id of the largest entry at temperature 0, else the winner of
+// race_among_f32, or of race_f32 where nothing is filtered; -1 where these give none.
+KERNEL(void, draw_rows)(const float *x, int64_t n, int64_t draws, const int64_t *integers, const double *reals,
+                        int64_t *tokens) {
+  Draws c = {x, n, integers, reals, tokens};
+  specdec_parallel(threads_for(draws * n, GRAIN), draws, draw_one, &c);
+}

@@ -1,8 +1,7 @@
-"""The two walks: where they stop, what they ask for, and that coupled speculation repeats plain decoding."""
+"""The walk of the target's own choices: where it stops, what it asks for, and that it repeats plain decoding."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,7 @@ from specdec.config import SamplingParams
 from specdec.sampling import History, SamplingError, choose
 from specdec.tree import chain, path_tokens
 from specdec.types import ROOT, Tree, Verdict
-from specdec.verify import follow, residual
+from specdec.verify import follow
 
 
 def count_up(node: int, tokens: tuple[int, ...]) -> int:
@@ -118,65 +117,3 @@ def test_coupled_speculation_repeats_plain_decoding(data: st.DataObject, params:
             tokens.append(token)
             history.append(token)
     assert tokens[: len(plain)] == plain
-
-
-def fixed(*probabilities: float) -> Callable[[int, tuple[int, ...]], Tensor]:
-    p = torch.tensor(probabilities, dtype=torch.float64)
-    return lambda node, tokens: p
-
-
-def most_likely(p: Tensor) -> int:
-    return int(p.argmax())
-
-
-def rows(*q: tuple[float, ...]) -> Tensor:
-    return torch.tensor(q, dtype=torch.float64)
-
-
-def test_residual_never_accepts_what_the_target_rules_out() -> None:
-    """A uniform may be exactly 0, and 0 < 0 must not hold."""
-    tree = Tree(tokens=(1, 2), parents=(ROOT, ROOT))
-    q = rows((0.2, 0.5, 0.3), (0.4, 0.0, 0.6))
-    for laws in (None, q):
-        assert residual(tree, laws, fixed(1, 0, 0), lambda: 0.0, most_likely) == Verdict((), 0)
-
-
-def test_residual_accepts_all_where_draft_and_target_agree() -> None:
-    q = rows((0.2, 0.5, 0.3), (0.2, 0.5, 0.3))
-    below_one = math.nextafter(1, 0)
-    assert residual(chain([0, 2]), q, fixed(0.2, 0.5, 0.3), lambda: below_one, most_likely) == Verdict((0, 1), 1)
-
-
-def test_residual_without_mass_stands_by_the_target() -> None:
-    """Where p and q differ by rounding alone, the residual is noise: it must be neither 0 / 0 nor blown up into a law."""
-    q = rows((0.2 - 1e-14, 0.5, 0.3 + 1e-14))
-    drawn: list[Tensor] = []
-
-    def draw(p: Tensor) -> int:
-        drawn.append(p)
-        return 0
-
-    assert residual(chain([2]), q, fixed(0.2, 0.5, 0.3), lambda: math.nextafter(1, 0), draw) == Verdict((), 0)
-    assert drawn[0].tolist() == [0.2, 0.5, 0.3]
-
-
-def test_residual_of_one_hot_rows_is_that_of_none() -> None:
-    """None is a shorthand for deterministic nodes, so both must judge alike, to the last bit."""
-    tree = Tree(tokens=(2, 0, 1), parents=(ROOT, ROOT, 0))
-    one_hot = torch.eye(3, dtype=torch.float64)[list(tree.tokens)]
-    drawn: list[Tensor] = []
-
-    def draw(p: Tensor) -> int:
-        drawn.append(p)
-        return most_likely(p)
-
-    for u in (0.1, 0.25, 0.45, 0.8):
-        verdicts = [residual(tree, q, fixed(0.4, 0.3, 0.3), lambda u=u: u, draw) for q in (None, one_hot)]
-        assert verdicts[0] == verdicts[1]
-        assert torch.equal(drawn[-1], drawn[-2])
-
-
-def test_residual_refuses_rows_that_tokens_cannot_come_from() -> None:
-    """A token outside its own q means that q is not the law it was drawn from: nothing exact can be done with it."""
-    with pytest.raises(ValueError, match="node 0 holds token 1"):
-        residual(chain([1]), rows((0.5, 0.0, 0.5)), fixed(0.2, 0.5, 0.3), lambda: 0.0, most_likely)
