@@ -70,7 +70,6 @@ class ScaledServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # As with one server: connections are still taken while requests run, and learn from /health that this one stops.
         self.router.closing = True
-        seconds = 0.0 if self.force_exit else self._config.shutdown_seconds + LAST_SECONDS
-        await self.supervisor.stop(seconds)
+        await self.supervisor.stop(self._config.shutdown_seconds + LAST_SECONDS, lambda: self.force_exit)
         await super().shutdown(sockets)
         await self.replicas.close()

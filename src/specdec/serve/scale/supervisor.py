@@ -93,12 +93,12 @@ class Supervisor:
             if replica.process and replica.process.is_alive():
                 replica.process.terminate()
 
-    async def stop(self, seconds: float) -> None:
-        """Wait so long for all to end, then end them."""
+    async def stop(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Wait so long for all to end, unless hurried, then end them."""
         self.end()
         end = time.monotonic() + seconds
         for replica in self.replicas:
-            while replica.process and replica.process.is_alive() and time.monotonic() < end:
+            while replica.process and replica.process.is_alive() and time.monotonic() < end and not hurried():
                 await asyncio.sleep(0.02)
             if replica.process and replica.process.is_alive():
                 replica.process.kill()

@@ -1,0 +1,287 @@
+"""The same application as a Ray Serve deployment, on one machine or many (extra ``specdec[ray]``).
+
+Two deployments: ``Engine`` runs a model behind the ordinary routes, and ``Front`` is the router of ``--replicas`` in front of
+it. Ray starts, watches, restarts and scales the engines; which of them gets a request is decided by ``PrefixRouter``.
+
+    serve run specdec.serve.scale.ray_app:app model=smollm2-135m-instruct max_replicas=4
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from specdec.config import DEFAULT_MODEL, EngineConfig, ServeConfig
+from specdec.serve.scale.figures import labelled, rendered
+from specdec.serve.scale.prefix import SLACK, Held, choose
+from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica
+from specdec.serve.scale.router import Router
+from specdec.serve.scale.worker import Load
+
+HEALTH_SECONDS = 2.0
+"""Between two questions of Ray's after an engine's health, and for how long it may be silent."""
+
+
+class Settings(BaseModel):
+    """What ``serve run`` and a config file may set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = DEFAULT_MODEL
+    precision: str = "auto"
+    speculation: str = "auto"
+    drafter: str | None = None
+    threads: int | None = None
+    """Of each engine; None: as many as it has CPUs."""
+    device: str = "cpu"
+    max_sequences: int = 32
+    max_len: int | None = None
+    api_keys: tuple[str, ...] = ()
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float = 8
+    """Requests of each engine at which their number stays as it is."""
+    cpus: float = 1
+    """Of each engine."""
+    gpus: float = 0
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """The application, for ``serve run`` and config files.
+
+    Args:
+        args: fields of ``Settings``; text for numbers will do.
+    """
+    from specdec.llm import LLM
+
+    settings = Settings.model_validate(args)
+    load = functools.partial(
+        LLM,
+        settings.model,
+        precision=settings.precision,  # type: ignore[arg-type]
+        speculation=settings.speculation,
+        drafter=settings.drafter,
+        threads=settings.threads or max(1, int(settings.cpus)),
+        device=settings.device,
+        max_len=settings.max_len,
+        progress=False,
+        max_sequences=settings.max_sequences,
+    )
+    return build(
+        load,
+        ServeConfig(api_keys=settings.api_keys),
+        scaling=AutoscalingConfig(
+            min_replicas=settings.min_replicas,
+            max_replicas=settings.max_replicas,
+            target_ongoing_requests=settings.target_ongoing_requests,
+        ),
+        max_sequences=settings.max_sequences,
+        cpus=settings.cpus,
+        gpus=settings.gpus,
+    )
+
+
+def build(
+    load: Load,
+    config: ServeConfig,
+    *,
+    scaling: AutoscalingConfig,
+    max_sequences: int = EngineConfig().max_sequences,
+    cpus: float = 1,
+    gpus: float = 0,
+) -> serve.Application:
+    """The application from a function that loads the model.
+
+    Args:
+        load: called in the process of each engine; cloudpickle must be able to send it there.
+        config: limits, of the router and of each engine's routes.
+        scaling: how many engines there are.
+        max_sequences: that an engine runs at once; it may queue ``config.max_queue`` more.
+        cpus, gpus: of each engine.
+    """
+    engine = serve.deployment(
+        Engine,
+        name="Engine",
+        autoscaling_config=scaling,
+        max_ongoing_requests=max_sequences + config.max_queue,
+        health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=config.shutdown_seconds,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+    )
+
+    def front() -> Router:
+        name = serve.get_replica_context().app_name
+        return Router(RayReplicas(serve.get_deployment_handle("Engine", app_name=name)), config)
+
+    entry = serve.deployment(
+        serve.ingress(front)(),
+        name="Front",
+        max_ongoing_requests=100_000,  # the engines bound what runs and what waits
+        ray_actor_options={"num_cpus": 0},
+    )
+    return entry.bind(engine.bind(load, config))
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Ranks engines as ``prefix.choose`` does."""
+
+    def initialize_state(self, slack: int = SLACK) -> None:
+        self._slack = slack
+        self._held = Held()
+        self._running: defaultdict[str, set[str]] = defaultdict(set)
+        """Ids of requests that each engine is answering."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        wanted = _keys(pending_request)
+        left = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        ranks = []
+        while left:
+            loads = {name: len(self._running[name]) for name in left}
+            ranks.append([left.pop(choose(loads, {name: self._held.match(name, wanted) for name in loads}, self._slack))])
+        return ranks
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        self._running[replica_id.unique_id].add(pending_request.metadata.internal_request_id)
+        self._held.note(replica_id.unique_id, _keys(pending_request))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._running[replica_id.unique_id].discard(internal_request_id)  # one that was turned away never ran
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._held.forget(replica_id.unique_id)
+        self._running.pop(replica_id.unique_id, None)
+
+
+def _keys(pending: PendingRequest | None) -> list[bytes]:
+    if pending is None or not pending.args or not isinstance(pending.args[0], Asked):
+        return []
+    return pending.args[0].keys
+
+
+class Engine:
+    """One model behind the ordinary routes, in an actor."""
+
+    async def __init__(self, load: Load, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
+        from specdec.serve.app import create_app
+
+        llm = await asyncio.to_thread(load)
+        self._app = create_app(llm, config)
+        self._service = self._app.state.service
+        self._service.worker.start()
+
+    def check_health(self) -> None:
+        """Asked by Ray; an error has the engine replaced."""
+        self._service.check_health()
+
+    async def figures(self) -> tuple[str, str]:
+        """A name of this engine, and its metrics."""
+        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.render().decode()
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
+        """The response of the ordinary application: its head, then its body as it comes. Its end ends the request."""
+        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
+        over = asyncio.Event()
+        body = [{"type": "http.request", "body": asked.body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if body:
+                return body.pop()
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._app(_scope(asked), receive, events.put)  # type: ignore[arg-type]
+            finally:
+                await events.put(None)
+
+        running = asyncio.ensure_future(run())
+        try:
+            while (event := await events.get()) is not None:
+                if event["type"] == "http.response.start":
+                    yield event["status"], list(event["headers"])
+                elif event.get("body"):
+                    yield event["body"]
+            await running
+        finally:
+            over.set()
+            running.cancel()
+
+
+def _scope(asked: Asked) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": asked.method,
+        "scheme": "http",
+        "path": asked.path,
+        "raw_path": asked.path.encode(),
+        "query_string": asked.query.encode(),
+        "root_path": "",
+        "headers": [*asked.headers, (b"content-length", str(len(asked.body)).encode())],
+        "client": None,
+        "server": None,
+    }
+
+
+class RayReplicas:
+    """Engines behind a handle. Ray chooses, through ``PrefixRouter``, and leaves out those that it knows to be dead."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def ask(self, asked: Asked, avoid: Collection[str]) -> Answer:
+        response = self._streaming.answer.remote(asked)
+        try:
+            status, headers = await anext(response)
+        except RayActorError as error:
+            raise BrokenOff(None) from error
+        except DeploymentUnavailableError as error:
+            raise NoReplica from error
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        return _RayAnswer(response, status, headers)
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Ray watches the engines and knows best: its own routes and ``serve status`` tell of each."""
+        return True, {}
+
+    async def metrics(self) -> bytes:
+        return rendered(labelled(await self._handle.broadcast("figures").results_async()))
+
+
+class _RayAnswer:
+    def __init__(self, response: DeploymentResponseGenerator[Any], status: int, headers: Headers) -> None:
+        self._response = response
+        self.replica: str | None = None
+        self.status = status
+        self.headers = headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._response:
+                yield chunk
+        except RayActorError as error:
+            raise BrokenOff(None) from error
+
+    async def close(self) -> None:
+        self._response.cancel()  # nothing happens where it has ended
