@@ -152,7 +152,10 @@ class Thicket(Oracle):
             if right < n_right and rng.random() < 0.5:
                 parent, token = tip, truth[right]
             else:
-                parent, token = rng.randint(ROOT, len(tokens) - 1), rng.randrange(self._vocab_size)
+                parent, token = (
+                    rng.randint(ROOT, len(tokens) - 1),
+                    rng.choice(sequence.tokens) if rng.random() < 0.5 else rng.randrange(self._vocab_size),
+                )
             if (parent, token) in taken:
                 continue
             taken.add((parent, token))
