@@ -396,13 +396,13 @@ def test_our_own_faults_are_not_disguised(run: Callable[..., Any], monkeypatch: 
 
 def test_a_failed_sequence_is_told_and_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error inside a sequence is no success, in text or in JSON."""
-    from specdec import engine
+    from specdec.acceptance import Acceptance
     from specdec.sampling import SamplingError
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise SamplingError("logits are not finite")
 
-    monkeypatch.setattr(engine, "choose", fail)
+    monkeypatch.setattr(Acceptance, "judge", fail)
     folder = chain(tmp_path, path_law(range(3), 3), ["a", "b", "c"])
     arguments = ["generate", "a", "--raw", "-m", str(folder), "--precision", "fp32"]
     result = CliRunner().invoke(app, arguments)

@@ -85,7 +85,8 @@ def make_requests(scouted: Many[Scouted], llm: LLM, max_tokens: int, n: int) -> 
     made = []
     for i, (label, values) in enumerate(itertools.islice(_parameter_sets(llm), n)):
         on = scouted[i % len(scouted)]
-        settings = {"max_tokens": max_tokens - 3 * (i % 3), **values(on)}
+        # An answer that ends at once tells nothing; ends are met where a request asks for them.
+        settings = {"max_tokens": max_tokens - 3 * (i % 3), "ignore_eos": True, **values(on)}
         made.append(Request(label, on.prompt, SamplingParams(**settings), 1000 + i, llm.end_tokens))
     return made
 
@@ -128,7 +129,7 @@ def _parameter_sets(llm: LLM) -> Iterator[tuple[str, Callable[[Scouted], dict[st
     yield "bad words, negative frequency penalty", lambda s: {
         "temperature": 0.7, "bad_words_ids": bans(s), "frequency_penalty": -0.8, "top_k": few,
     }  # fmt: skip
-    yield "greedy, past the end", lambda s: {"temperature": 0, "ignore_eos": True, "logprobs": 2}
+    yield "greedy, up to its own end", lambda s: {"temperature": 0, "ignore_eos": False, "logprobs": 2}
     yield "everything", lambda s: {
         "temperature": 0.9, "top_k": few, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.1, "presence_penalty": 0.3,
         "frequency_penalty": 0.2, "logit_bias": {common(s): 1.0}, "min_tokens": 4, "stop_token_ids": (stop(s),), "logprobs": 1,

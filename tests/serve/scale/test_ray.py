@@ -48,7 +48,9 @@ class Front:
     def engines(self) -> set[str]:
         """The names of the engines that tell their figures."""
         families = text_string_to_metric_families(self.http.get("/metrics").text)
-        return {s.labels["replica"] for family in families if family.name == "specdec:emitted" for s in family.samples}
+        return {
+            s.labels["replica"] for family in families if family.name == "specdec:generation_tokens" for s in family.samples
+        }
 
 
 @pytest.fixture(scope="module")

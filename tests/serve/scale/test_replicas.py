@@ -89,12 +89,14 @@ def test_a_client_that_goes_ends_its_request(router: Scaled) -> None:
                 json={"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": stream},
                 timeout=0.2 if not stream else httpx.Timeout(5, read=0.005),
             )
-    until(lambda: total(router, "specdec:running") == 0 and not any(r["running"] for r in router.replicas()), 10)
+    until(lambda: total(router, "specdec:num_requests_running") == 0 and not any(r["running"] for r in router.replicas()), 10)
 
 
 def total(router: Scaled, name: str) -> float:
     found = text_string_to_metric_families(router.http.get("/metrics").text)
-    return sum(sample.value for family in found for sample in family.samples if sample.name == name)
+    values = [sample.value for family in found for sample in family.samples if sample.name == name]
+    assert values, f"there is no {name}"
+    return sum(values)
 
 
 def test_figures_carry_the_name_of_the_replica(router: Scaled) -> None:
@@ -103,7 +105,7 @@ def test_figures_carry_the_name_of_the_replica(router: Scaled) -> None:
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
     by_name = {family.name: family for family in families}
-    assert {sample.labels["replica"] for sample in by_name["specdec:emitted"].samples} == {"0", "1"}
+    assert {sample.labels["replica"] for sample in by_name["specdec:generation_tokens"].samples} == {"0", "1"}
     assert [sample.value for sample in by_name["specdec:replica_up"].samples] == [1, 1]
     asked = {sample.labels["replica"]: sample.value for sample in by_name["specdec:replica_asked"].samples}
     assert sum(asked.values()) > 0
