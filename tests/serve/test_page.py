@@ -136,7 +136,7 @@ def test_tokens_show_while_they_come_and_escape_stops(words: LLM, open_page: Ope
         assert float(figure(page, "tau")) >= 1
         page.keyboard.press("Escape")
         done(page, "Stopped.")
-        assert server.settled()["specdec:sequences_finished_total{abort}"] == 1
+        assert server.settled()["specdec:request_success_total{abort}"] == 1
         shown = "".join(text for text, *_ in tokens(page))
         assert "".join(WORDS * 20).startswith(shown)
         assert page.is_hidden("#stop")
