@@ -109,15 +109,16 @@ def _parameter_sets(llm: LLM) -> Iterator[tuple[str, Callable[[Scouted], dict[st
         return ((s.tokens[0],), tuple(s.tokens[1:3])) if len(s.tokens) > 2 else ((s.tokens[0],),)
 
     def favoured(s: Scouted) -> dict[int, float]:
-        """A few tokens far above all others, so that they repeat within a burst and their counts decide."""
-        return dict.fromkeys(list(dict.fromkeys(s.tokens))[:5], 40.0)
+        """A few tokens far above all others, so that they repeat within a burst. At a high temperature the model hardly tells
+        them apart, and their counts decide."""
+        return dict.fromkeys(list(dict.fromkeys(s.tokens))[:5], 100.0)
 
     few = min(20, vocab_size)
     yield "greedy", lambda s: {"temperature": 0, "logprobs": 2}
     yield "temperature 1", lambda s: {"temperature": 1, "logprobs": 2}
     yield "greedy, stop string", lambda s: {"temperature": 0, "stop": (text(s),), "logprobs": 1}
     yield "frequency and presence penalty", lambda s: {
-        "temperature": 0.8, "frequency_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": favoured(s), "logprobs": 2,
+        "temperature": 4, "frequency_penalty": 2, "presence_penalty": 1, "logit_bias": favoured(s), "logprobs": 2,
     }  # fmt: skip
     yield "greedy, repetition penalty", lambda s: {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2}
     yield "top-p", lambda s: {"temperature": 1, "top_p": 0.9, "logprobs": 2}
