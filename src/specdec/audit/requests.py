@@ -118,7 +118,7 @@ def _parameter_sets(llm: LLM) -> Iterator[tuple[str, Callable[[Scouted], dict[st
     yield "temperature 1", lambda s: {"temperature": 1, "logprobs": 2}
     yield "greedy, stop string", lambda s: {"temperature": 0, "stop": (text(s),), "logprobs": 1}
     yield "frequency and presence penalty", lambda s: {
-        "temperature": 4, "frequency_penalty": 2, "presence_penalty": 1, "logit_bias": favoured(s), "logprobs": 2,
+        "temperature": 2, "frequency_penalty": 2, "presence_penalty": 1, "logit_bias": favoured(s), "logprobs": 2,
     }  # fmt: skip
     yield "greedy, repetition penalty", lambda s: {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 2}
     yield "top-p", lambda s: {"temperature": 1, "top_p": 0.9, "logprobs": 2}
