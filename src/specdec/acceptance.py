@@ -7,6 +7,7 @@ stream of the request's own seed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
@@ -42,13 +43,10 @@ class Acceptance:
         if rule.keeps == "law":
             _check(rule, drafters)
         self.rule = rule
-        self._kernels = kernels
-
-    @property
-    def facts(self) -> dict[str, Any]:
+        default = rule.name == SpeculationConfig().acceptance
+        self.facts: Mapping[str, Any] = {} if default else {"acceptance": rule.name, "lossy": rule.keeps == "lossy"}
         """What results say of a rule that is not the default: its name, and whether it changes the law of what comes out."""
-        rule = self.rule
-        return {} if rule.name == SpeculationConfig().acceptance else {"acceptance": rule.name, "lossy": rule.keeps == "lossy"}
+        self._kernels = kernels
 
     @property
     def by_chance(self) -> bool:
