@@ -52,11 +52,6 @@ def check_precision(precision: object, name: str = "precision") -> None:
     _require(precision in PRECISIONS, name, precision, f"one of {', '.join(PRECISIONS)}")
 
 
-def check_kv_format(kv_format: object) -> None:
-    """Raise ConfigError unless it is one of KV_FORMATS."""
-    _require(kv_format in KV_FORMATS, "kv_format", kv_format, f"one of {', '.join(KV_FORMATS)}")
-
-
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -352,7 +347,7 @@ class EngineConfig:
             self.kv_tokens,
             f"an integer >= {BLOCK_SIZE}",
         )
-        check_kv_format(self.kv_format)
+        _require(self.kv_format in KV_FORMATS, "kv_format", self.kv_format, f"one of {', '.join(KV_FORMATS)}")
         _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")
         if self.pass_seconds is not None:
             rule, given = "a mapping of numbers of rows in [1, 4096] to seconds in [1e-9, 1e9], or None", self.pass_seconds
