@@ -192,6 +192,7 @@ def test_rows_become_the_codes_of_the_portable_kernels(dtype: torch.dtype, hd: i
     rows = pools[0].rows([Row(0, slot) for slot in (0, 7, 8, 15, 16, 17)])
     rows.slot[5] = -1
     for paged, kernels in zip(pools, (TRITON, PORTABLE), strict=True):
+        paged.keys.zero_(), paged.values.zero_()
         kernels.store(x, -x, paged.keys, paged.values, rows)
     for ours, theirs in zip(pools[0].parts, pools[1].parts, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
