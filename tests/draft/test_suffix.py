@@ -205,17 +205,14 @@ def test_prompts_of_others_are_not_remembered() -> None:
     assert drafted(suffix, sequence([7, 8]), 8) != []
 
 
-def test_only_finished_sequences_are_remembered_and_only_once() -> None:
+def test_only_finished_sequences_are_remembered() -> None:
     suffix = SuffixDrafter(SpeculationConfig())
     row = sequence([1, *range(10, 30)], 1)
     propose(suffix, row, 4)
     suffix.release(row)
     assert suffix.n_bytes == SuffixDrafter(SpeculationConfig()).n_bytes
     finish(suffix, list(range(10, 30)))
-    once = suffix.n_bytes
-    row.status = "finished"
-    suffix.release(row)  # no longer known
-    assert suffix.n_bytes == once
+    assert suffix.n_bytes > SuffixDrafter(SpeculationConfig()).n_bytes
 
 
 def test_past_outputs_can_be_turned_off_and_cleared() -> None:

@@ -21,7 +21,7 @@ from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
 from specdec.draft.continuations import GAP, Ints, make_search
 from specdec.draft.stores import Stores
-from specdec.types import Draft, Forward, Sequence, Step, Tree, Verdict
+from specdec.types import Draft, Sequence, Tree
 
 
 class SuffixDrafter(Drafter):
@@ -84,17 +84,11 @@ class SuffixDrafter(Drafter):
             known = self._predicted[sequence.id] = text.array, depth + len(prompt)
         return known
 
-    def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
-        """Take note of the sequences that decode, so that their outputs are kept even if nothing was drafted for them."""
-        for span, verdict in zip(step, verdicts, strict=True):
-            if verdict is not None:
-                self._text(span.sequence)
-
     def release(self, sequence: Sequence) -> None:
         """Forget the sequence; if it finished, its output is remembered for later requests."""
         self._predicted.pop(sequence.id, None)
-        known = self._local.pop(sequence.id, None)
-        if known is not None and sequence.status == "finished":
+        self._local.pop(sequence.id, None)
+        if sequence.n_output and sequence.status == "finished":
             self._global.of(sequence.salt).add(sequence.tokens[sequence.n_prompt :])
             self._global.grown(sequence.salt)
 

@@ -86,20 +86,28 @@ static void grow(Work *w, const Rule *rule, int64_t count, int64_t limit, Candid
   }
 }
 
+// Is one of n tokens the last of the tail, behind the one before it if two must agree? text[-1] can be read.
+ALWAYS int any_agrees(const int32_t *text, int64_t n, const int32_t *last, int two) {
+  int any = 0;
+  if (two)
+    for (int64_t i = 0; i < n; i++) any |= (text[i] == last[0]) & (text[i - 1] == last[-1]);
+  else
+    for (int64_t i = 0; i < n; i++) any |= text[i] == last[0];
+  return any;
+}
+
 // The latest places, at most `most`, at which the last `shortest` tokens of the tail stand and something follows.
 static int64_t find(const int32_t *text, int64_t n, const int32_t *tail, int64_t n_tail, int64_t shortest, int64_t start,
                     int64_t most, int64_t *places) {
-  const int32_t last = tail[n_tail - 1];
+  const int32_t *last = tail + n_tail - 1;
   int64_t count = 0;
-  for (int64_t stop = n - 1; stop > 0; stop -= STRETCH) {
-    int64_t first = stop > STRETCH ? stop - STRETCH : 0;
-    int any = 0;
-    for (int64_t i = first; i < stop; i++) any |= text[i] == last;
-    if (!any) continue;
+  for (int64_t stop = n - 1, first; stop > 1; stop = first) {  // text[0] and text[n - 1] are gaps
+    first = stop > STRETCH ? stop - STRETCH : 1;
+    if (!any_agrees(text + first, stop - first, last, shortest > 1)) continue;
     for (int64_t i = stop - 1; i >= first; i--) {
-      if (text[i] != last || text[i + 1] == GAP || i < start - 1) continue;
+      if (text[i] != last[0] || text[i + 1] == GAP || i < start - 1) continue;
       int64_t back = 1;
-      while (back < shortest && text[i - back] == tail[n_tail - 1 - back]) back++;
+      while (back < shortest && text[i - back] == last[-back]) back++;
       if (back < shortest) continue;
       places[count++] = i;
       if (count == most) return count;
