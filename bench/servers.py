@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md that compares servers under load, from the file of bench/peers/serving.py."""
+"""The part of docs/benchmarks.md that compares servers under load, from the file of bench/peers/under_load.py."""
 
 from __future__ import annotations
 
