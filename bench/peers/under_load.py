@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import signal
 import socket
 import statistics
 import subprocess
@@ -179,9 +180,8 @@ def versions(kind: EngineKind) -> dict[str, str]:
     return {**json.loads(told), **({"weights": kind.layout} if kind.layout else {})}
 
 
-def start(questions: Questions, options: argparse.Namespace, console: Console) -> Comparison:
+def start(comparison: Comparison, questions: Questions, options: argparse.Namespace, console: Console) -> None:
     """One server after the other, as loading may keep all processors busy; each is halted when it is ready."""
-    comparison = Comparison({}, [], [])
     for name in options.servers:
         kind = ENGINES[SERVERS[name][0]]
         began, reason = time.monotonic(), missing(kind)
@@ -196,7 +196,6 @@ def start(questions: Questions, options: argparse.Namespace, console: Console) -
         if reason is not None:
             comparison.skipped.append({"server": name, "reason": reason})
         console.print(f"{name}: {reason or 'ready'}, {time.monotonic() - began:.0f} s", markup=False)
-    return comparison
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -235,9 +234,11 @@ def main() -> None:
         what = f"turn {turn.turn + 1}, {turn.in_flight} in flight: {turn.server} {turn.tokens_per_second:.1f} tokens/s"
         console.print(f"{what}, {turn.seconds:.1f} s", markup=False)
 
-    comparison = start(questions, options, console)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no halted server is left behind
+    comparison = Comparison({}, [], [])
     load = list(zip(options.in_flight, options.requests, strict=True))
     try:
+        start(comparison, questions, options, console)
         comparison.measure(asked.spread(questions.asked), load, options.turns, options.max_tokens, told)
     finally:
         comparison.close()
