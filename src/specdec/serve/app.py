@@ -27,7 +27,6 @@ from specdec.serve.service import Service
 from specdec.serve.shapes import token_text
 from specdec.serve.socket import Conversation
 from specdec.serve.stream import Reply
-from specdec.serve.turns import Turns
 
 if TYPE_CHECKING:
     from specdec.serve.tracing import Tracing
@@ -49,7 +48,6 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
 
     app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
-    app.add_middleware(Turns)
     app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
     app.include_router(guarded)
