@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, Report]:
 def document(
     results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None, servers: dict[str, Any] | None = None
 ) -> str:
-    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/serving.py does."""
+    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/under_load.py does."""
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:

@@ -170,13 +170,7 @@ def peak_memory() -> int | None:
 
 def _encode(llm: LLM, prompt: Prompt) -> list[int]:
     """Token ids, laid out before anything is timed."""
-    request, tokenizer = prompt.request, llm.tokenizer
-    if isinstance(request, str) and not tokenizer.has_chat_template:
-        ids = tokenizer.encode(request, add_special=True)
-    elif not tokenizer.has_chat_template:
-        raise ConfigError(f"{prompt.id} is a conversation, and this model has no chat template")
-    else:
-        ids = tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
+    ids = prompt.encode(llm.tokenizer)
     if len(ids) >= llm.engine.max_len:
         raise ConfigError(f"{prompt.id} has {len(ids)} tokens, which leaves no room in the context of {llm.engine.max_len}")
     return ids
