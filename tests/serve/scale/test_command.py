@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from serving import Asking, until
 from typer.testing import CliRunner
 
 from specdec.cli import app
+from specdec.config import ServeConfig
+from specdec.serve.scale.supervisor import Supervisor
 
 
 def test_a_number_of_replicas_is_checked() -> None:
@@ -33,6 +36,24 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path, monkeypat
     assert result.stderr.startswith("error: replica 0 does not start: ")
     assert str(tmp_path) in result.stderr
     assert not multiprocessing.active_children()
+
+
+def test_what_does_not_work_goes_first() -> None:
+    """A replica that starts again is no loss; the last one stays, whatever it does."""
+
+    async def leaving(n: int, *states: str) -> list[str]:
+        supervisor = Supervisor(pytest.fail, ServeConfig(), len(states))
+        for replica, state in zip(supervisor.replicas, states, strict=True):
+            replica.state = state
+        for _ in range(n):
+            supervisor.remove()
+        left = [replica.name for replica in supervisor.replicas if replica.leaving]
+        await supervisor.stop(0)
+        return left
+
+    assert asyncio.run(leaving(1, "ready", "starting", "ready")) == ["1"]
+    assert asyncio.run(leaving(2, "ready", "starting", "ready")) == ["1", "2"]
+    assert asyncio.run(leaving(5, "starting", "ready")) == ["0"]
 
 
 @contextmanager

@@ -100,13 +100,14 @@ class Supervisor:
         self._tasks.append(asyncio.create_task(self._try(replica)))
 
     def remove(self) -> None:
-        """Give the last one no more requests, and end it when it has none left; one stays in any case."""
+        """Give the last one, of those first that do not work, no more requests, and end it when it has none left; one stays in
+        any case."""
         if self._closing:
             return
         if len(self._staying) == 1:
             _log.warning("the last replica stays")
             return
-        replica = self._staying[-1]
+        replica = max(self._staying, key=lambda replica: (replica.state != "ready", int(replica.name)))
         replica.leaving, replica.state = True, "stopping"
         _log.info("replica %s is to end: %d are to run", replica.name, len(self._staying))
         self._tasks.append(asyncio.create_task(self._let_go(replica)))
