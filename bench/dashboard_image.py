@@ -71,7 +71,7 @@ def ask(query: str, start: float, end: float) -> list[dict[str, Any]]:
 
 def scale(axis: Axes, unit: str) -> None:
     """The axis of values from zero, with the unit as Grafana shows it."""
-    least = 0.0 if any(value > 0 for line in axis.lines for value in line.get_ydata()) else 1.0
+    least = 0.0 if axis.dataLim.ymax > 0 else 1.0
     axis.set_ylim(0, 1.05 * max(axis.get_ylim()[1], least))
     if unit == "percentunit":
         axis.yaxis.set_major_formatter(PercentFormatter(1))

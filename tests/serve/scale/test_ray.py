@@ -48,13 +48,15 @@ def front(tiny_folder: Path) -> Iterator[Front]:
     given = {
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
+        "RAY_preload_python_modules": "specdec.serve.scale.ray_app,specdec.serve.app",  # as docs/scaling.md advises
         "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported
         "RAY_AUTH_MODE": "disabled",  # nothing is written into the home folder
     }
     environment = pytest.MonkeyPatch()
-    for name, value in given.items():  # for Ray's processes, which are started ahead of what they are to run
+    for name, value in given.items():
         environment.setenv(name, value)
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    # As many processes as CPUs are started ahead: for Ray's controller and proxy, the front, and engines of which two come later.
+    ray.init(num_cpus=7, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"port": PORT, "host": "127.0.0.1"})
         application = build(
