@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-PORT = 8127
 PASS_SECONDS = 0.02
 
 
@@ -55,10 +55,12 @@ def front(tiny_folder: Path) -> Iterator[Front]:
     environment = pytest.MonkeyPatch()
     for name, value in given.items():
         environment.setenv(name, value)
-    # As many processes as CPUs are started ahead: for Ray's controller and proxy, the front, and engines of which two come later.
+    # A process for each CPU is started ahead: for Ray's controller and proxy, the front, two engines, and two that come later.
     ray.init(num_cpus=7, include_dashboard=False, log_to_driver=False)
     try:
-        serve.start(http_options={"port": PORT, "host": "127.0.0.1"})
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        serve.start(http_options={"port": port, "host": "127.0.0.1"})
         application = build(
             functools.partial(load, str(tiny_folder), PASS_SECONDS),
             ServeConfig(model_name="tiny"),
@@ -73,7 +75,7 @@ def front(tiny_folder: Path) -> Iterator[Front]:
             ),
         )
         serve.run(application, route_prefix="/")
-        running = Front(f"http://127.0.0.1:{PORT}", patience=120)
+        running = Front(f"http://127.0.0.1:{port}", patience=120)
         until(lambda: len(running.engines()) == 2, 120)
         yield running
         running.http.close()
