@@ -16,11 +16,12 @@ from torch import Tensor
 
 from specdec import attention, draft
 from specdec.acceptance import Acceptance
-from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
+from specdec.config import AUTO, BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
 from specdec.kernels.base import Kernels
+from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
@@ -80,7 +81,8 @@ class Engine:
         rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence, or the rule would not be exact with these drafters.
+        ConfigError: the pool cannot hold the longest sequence, its heads do not fit the format of keys and values, or the rule
+            would not be exact with these drafters.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class Engine:
                 f"a pool of {config.kv_tokens} tokens ({n_blocks} whole blocks of {BLOCK_SIZE}) cannot hold a sequence of "
                 f"{self.max_len}, which needs {longest} blocks: raise kv_tokens or lower max_len"
             )
+        if config.kv_format != AUTO:
+            model = model.holding(codec.DTYPES[config.kv_format])
         self.model = model
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)

@@ -62,9 +62,8 @@ def _no_move(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[in
 def _move(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[int], layers: slice, values: bool) -> None:
     for source, target in zip(sources, targets, strict=True):
         (b, s), (c, t) = divmod(source, BLOCK_SIZE), divmod(target, BLOCK_SIZE)
-        pool.keys[layers, blocks[c], :, :, t] = pool.keys[layers, blocks[b], :, :, s]
-        if values:
-            pool.values[layers, blocks[c], :, t] = pool.values[layers, blocks[b], :, s]
+        for part in (*pool.key_parts, *(pool.value_parts if values else ())):
+            part[layers, blocks[c], t] = part[layers, blocks[b], s]
 
 
 def _keys_only(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[int]) -> None:

@@ -235,6 +235,7 @@ def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return provenance(
         model=model_name(llm.name),
         precision=llm.precision,
+        kv_format=llm.kv_format,
         kernels=llm.kernels.name,
         prompts=len(prompts),
         prompts_sha256=digest(list(prompts)),

@@ -178,6 +178,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "specdec",
         "max_model_len": service.llm.engine.max_len,
         "precision": service.llm.precision,
+        "kv_format": service.llm.kv_format,
         "drafters": [drafter.name for drafter in service.llm.engine.drafters],
     }
 
