@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import guide
-import running
+import operations
 from page import document, read
 from parts import fill
 from servers import read_servers
@@ -33,7 +33,7 @@ def main() -> None:
         draw(results, arguments.docs / "images")
         guide.draw(arguments.results, arguments.docs / "images")
     (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
-    for name, parts in {"guide.md": guide.PARTS, **running.PARTS}.items():
+    for name, parts in {"guide.md": guide.PARTS, **operations.PARTS}.items():
         page = arguments.docs / name
         page.write_text(fill(page.read_text(encoding="utf-8"), parts, arguments.results), encoding="utf-8")
 

@@ -24,9 +24,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_committed_pages_are_what_the_results_give(parts: Any) -> None:
     """Run `make benchmarks-doc` after a change of results."""
     import guide
-    import running
+    import operations
 
-    for name, made in {"guide.md": guide.PARTS, **running.PARTS}.items():
+    for name, made in {"guide.md": guide.PARTS, **operations.PARTS}.items():
         text = (DOCS / name).read_text(encoding="utf-8")
         assert parts.fill(text, made, RESULTS) == text
         assert set(re.findall(r"<!-- (\w+) -->", text)) == {*made, "end"}
