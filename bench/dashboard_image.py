@@ -24,6 +24,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
+from PIL import Image
 
 from specdec.bench import prompts
 from specdec.config import DEFAULT_MODEL, ServeConfig
@@ -108,6 +109,9 @@ def draw(start: float, end: float, image: Path, about: str) -> None:
         axis.remove()
     figure.suptitle(about, fontsize=10)
     figure.savefig(image, dpi=80)
+    drawn = Image.open(image).convert("RGB")
+    # Few colours make a small file; by coverage, since thin lines are rare.
+    drawn.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(image, optimize=True)
 
 
 def main() -> None:

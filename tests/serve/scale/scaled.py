@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,12 +77,13 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         with httpx.Client(base_url=self.url, timeout=60) as http:
-            while not self.over.is_set():
-                for body in self.bodies:
-                    self.take(http, body)
+            for body in itertools.cycle(self.bodies):
+                if self.over.is_set():
+                    return
+                self.take(http, body)
 
     def stop(self) -> None:
-        """When its present round is over."""
+        """When its present request has ended."""
         self.over.set()
         self.join(100)
         assert not self.is_alive(), "a client hangs"

@@ -48,15 +48,13 @@ def front(tiny_folder: Path) -> Iterator[Front]:
     given = {
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
-        "RAY_preload_python_modules": "specdec.serve.scale.ray_app,specdec.serve.app",  # as docs/scaling.md advises
         "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported
         "RAY_AUTH_MODE": "disabled",  # nothing is written into the home folder
     }
     environment = pytest.MonkeyPatch()
-    for name, value in given.items():
+    for name, value in given.items():  # for Ray's processes
         environment.setenv(name, value)
-    # A process for each CPU is started ahead: for Ray's controller and proxy, the front, two engines, and two that come later.
-    ray.init(num_cpus=7, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -71,7 +69,7 @@ def front(tiny_folder: Path) -> Iterator[Front]:
                 metrics_interval_s=0.5,
                 look_back_period_s=2,
                 upscale_delay_s=3,
-                downscale_delay_s=2,
+                downscale_delay_s=1,
             ),
         )
         serve.run(application, route_prefix="/")

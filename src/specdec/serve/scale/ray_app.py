@@ -29,8 +29,10 @@ from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoRe
 from specdec.serve.scale.router import Router
 from specdec.serve.scale.worker import Load
 
-HEALTH_SECONDS = 2.0
-"""Between two questions of Ray's after an engine's health, and for how long it may be silent."""
+HEALTH_SECONDS = 1.0
+"""Between two questions of Ray's after an engine's health: so late it may learn that one has died."""
+SILENT_SECONDS = 2.0
+"""For how long an engine may leave one unanswered; three of these in a row and it is replaced."""
 
 
 class Settings(BaseModel):
@@ -116,7 +118,7 @@ def build(
         autoscaling_config=scaling,
         max_ongoing_requests=max_sequences + config.max_queue,
         health_check_period_s=HEALTH_SECONDS,
-        health_check_timeout_s=HEALTH_SECONDS,
+        health_check_timeout_s=SILENT_SECONDS,
         graceful_shutdown_timeout_s=config.shutdown_seconds,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
