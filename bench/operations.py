@@ -1,4 +1,4 @@
-"""The parts of docs/scaling.md and docs/observability.md that come from results."""
+"""The parts of docs/serving.md, docs/scaling.md and docs/observability.md that come from results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-REPLICAS, SPEEDUP = "replicas.json", "live_speedup.json"
+REPLICAS, SPEEDUP, OVERHEAD, PREFIX = "replicas.json", "live_speedup.json", "serve_overhead.json", "prefix.json"
 
 
 def _read(results: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -49,7 +49,31 @@ def _speedup(results: Path) -> str:
     return f"{source}:\n\n{head}" + "".join(lines)
 
 
+def _overhead(results: Path) -> str:
+    made, source = _read(results, OVERHEAD)
+    lines = []
+    for row in made["rows"]:
+        waits = (f"{row[to][cut]:.1f}" for to in ("to_socket", "to_client") for cut in ("p50_ms", "p90_ms", "p99_ms"))
+        lines.append(f"| {row['streams']} | {' | '.join(waits)} | {row['cpu_us_per_frame']:.0f} µs |\n")
+    return (
+        f"{source}:\n\n"
+        "| streams | to the socket, ms: median | 90 % | 99 % | to the client: median | 90 % | 99 % | CPU a frame |\n"
+        "|--:|--:|--:|--:|--:|--:|--:|--:|\n" + "".join(lines)
+    )
+
+
+def _prefix(results: Path) -> str:
+    made, source = _read(results, PREFIX)
+    return (
+        f"{source}:\n\n"
+        f"| of {made['prefix_tokens']:,} tokens in the cache | milliseconds to the first frame |\n|---|--:|\n"
+        f"| none | {1e3 * made['cold_seconds']:,.0f} |\n| all that fill blocks | {1e3 * made['warm_seconds']:,.0f} |\n"
+        f"| ratio | {made['ratio']:.3f} |\n"
+    )
+
+
 PARTS: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
+    "serving.md": {"overhead": _overhead, "prefix": _prefix},
     "scaling.md": {"replicas": _replicas},
     "observability.md": {"speedup": _speedup},
 }

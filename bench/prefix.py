@@ -94,7 +94,13 @@ def main() -> None:
     within = found["ratio"] <= LIMIT
     print("  ".join(f"{name} {value:.4g}" for name, value in found.items()), "" if within else f" over the limit of {LIMIT}")
     if options.json:
-        result = {**provenance(), "prefix_tokens": options.tokens, "rounds": options.rounds, "limit": LIMIT, **found}
+        result = {
+            "provenance": provenance(),
+            "prefix_tokens": options.tokens,
+            "rounds": options.rounds,
+            "limit": LIMIT,
+            **found,
+        }
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     sys.exit(not within)
 

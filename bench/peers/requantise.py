@@ -1,6 +1,6 @@
 """A GGUF model with its 4-bit blocks in another layout: python bench/peers/requantise.py Q4_0 [--model ...] FILE
 
-llama.cpp has fast products over several rows for some layouts only: a model in another one is no measure of it.
+llama.cpp has fast products over several rows for some layouts only, and a model in another one would be no measure of it.
 """
 
 from __future__ import annotations

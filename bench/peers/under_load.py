@@ -33,7 +33,7 @@ from listening import SLOT_CONTEXT
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from running import Server, ServerError
+from server_process import Server, ServerError
 
 from specdec.config import ConfigError
 from specdec.models.errors import ModelError

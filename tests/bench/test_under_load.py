@@ -11,7 +11,7 @@ import pytest
 import run
 from asked import Asked
 from listening import Listener
-from running import Server, ServerError
+from server_process import Server, ServerError
 from under_load import Comparison, free_port, summarise
 
 FAKE = Path(__file__).with_name("fake_peer.py")
