@@ -150,7 +150,7 @@ def _added(check: Check) -> str:
 
     parts = [
         _line(60, 40, WIDTH - 60, 40, "faint"),
-        _line(x(0), 14, x(0), 62),
+        _line(x(0), 28, x(0), 62),
         _text(x(0), 76, details["against"], "small", "middle"),
         _box(x(mean - 2 * error), 34, max(1.0, x(mean + 2 * error) - x(mean - 2 * error)), 12, "back"),
         *(_dot(x(value), 40, "plain", f"window {i}: {value:+.4f} nats a token") for i, value in enumerate(values)),
