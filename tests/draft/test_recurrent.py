@@ -254,9 +254,9 @@ def test_a_pass_in_one_native_call_gives_the_same_drafts(model, precision: str) 
     drafted = []
     for fused in (True, False):
         recurrent = drafter_of(model, random_head(model, "eagle3"), trained_precision=precision)
-        assert recurrent._layers._fused is not None
+        assert recurrent._layers._native is not None
         if not fused:
-            recurrent._layers._fused = None
+            recurrent._layers._native = None
         watched = Watched(recurrent, request.prompt)
         run(make_engine(model, ops(), drafter=watched), [request])
         drafted.append(watched.seen)
@@ -264,7 +264,7 @@ def test_a_pass_in_one_native_call_gives_the_same_drafts(model, precision: str) 
     assert len(both) > 10
     assert all(drafted[0][n] == drafted[1][n] for n in both)
     other = drafter_of(model, random_head(model, "eagle3", normed_residual=True), trained_precision=precision)
-    assert other._layers._fused is None, "it does not do this"
+    assert other._layers._native is None, "it does not do this"
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

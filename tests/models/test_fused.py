@@ -173,8 +173,8 @@ def test_python_and_c_agree_on_the_structures(tmp_path: Path) -> None:
         "Part": fused._Part,
         "Matrix": fused._Matrix,
         "Layer": fused._Layer,
-        "Decoder": fused._Decoder,
-        "Pass": fused._Pass,
+        "Decoder": fused.NativeDecoder,
+        "Pass": fused.NativePass,
     }
     checks = []
     for name, structure in names.items():
