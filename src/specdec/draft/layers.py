@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec import attention
+from specdec.config import BLOCK_SIZE
 from specdec.draft.candidates import Ids, candidates
 from specdec.draft.features import Features, Track
 from specdec.kernels.base import Kernels, Rows
@@ -107,7 +108,7 @@ class Layers:
         if isinstance(inputs, Inputs):
             assert self._native
             assert not isinstance(tables, Tensor)
-            cos, sin, _ = self._rotary.tables(_NOBODY, _NOBODY, max(rows.positions()) + 1)
+            cos, sin, _ = self._rotary.tables(_NOBODY, _NOBODY, BLOCK_SIZE * max(map(len, tables)))
             return self._native(inputs, rows, tables, cos, sin, wanted, races), None
         assert isinstance(tables, Tensor)
         n, positions = len(rows), rows.positions()

@@ -40,6 +40,9 @@ MOST_HELD = 256
 FADE = 32
 """Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
 
+FORGET = 8
+"""Asks without a further level over which the seconds of one come down to those of the first."""
+
 
 @dataclass(slots=True)
 class Leaf:
@@ -100,7 +103,7 @@ class RecurrentDrafter(Drafter):
         self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
         self._token, self._row = math.inf, 0.0
         self._seconds = 0.0
-        """Of a level of a tree beyond the first, running mean; not above what the first takes, which is seen at every ask."""
+        """Of a level of a tree beyond the first, running mean."""
         self._likely = 1.0
         """Chance of a node's best child, running mean."""
 
@@ -133,7 +136,9 @@ class RecurrentDrafter(Drafter):
             or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
-        self._grow(known, growths, self._first(known))
+        began = time.perf_counter()
+        said = self._first(known)
+        self._grow(known, growths, said, time.perf_counter() - began)
         for i, growth in zip(asked, growths, strict=True):
             drafts[i] = growth.draft(self.name)
         return drafts
@@ -150,21 +155,12 @@ class RecurrentDrafter(Drafter):
 
     def _first(self, known: Many[tuple[Sequence, Track]]) -> Said:
         """What the first module says after the last committed row of each sequence."""
-        began = time.perf_counter()
         hungry = [(sequence, track) for sequence, track in known if track.n_held]
         said = self._feed(hungry, _races([sequence for sequence, _ in hungry], 1)) if hungry else None
         if said is None or len(hungry) < len(known):  # asked again before another pass
             races = _races([sequence for sequence, _ in known], 1)
             said = self._layers.say(torch.stack([track.tips[0] for _, track in known]), races)
-        seconds = time.perf_counter() - began
-        if not self._seconds or seconds < self._seconds:
-            self._note(seconds)
         return said
-
-    def _note(self, seconds: float) -> None:
-        """Take note of what a level took."""
-        mean = self._seconds
-        self._seconds = mean + (min(seconds, 4 * mean) - mean) / FADE if mean else seconds
 
     def _read(self, known: Many[tuple[Sequence, Track]]) -> None:
         """Run all rows that sequences hold but the last, which is left for the next draft to begin with."""
@@ -226,11 +222,12 @@ class RecurrentDrafter(Drafter):
             track.fed, track.held, track.n_held = track.stop, [], 0
         return said
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], said: Said) -> None:
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], said: Said, took: float) -> None:
         """Grow one tree per sequence, a depth at a time, all of them in the same passes, as long as that pays.
 
         Args:
             said: after the last committed row of each.
+            took: seconds that this took.
         """
         tables: Tables | None = None
         states = said.ends  # [S, d]
@@ -240,7 +237,13 @@ class RecurrentDrafter(Drafter):
         for depth in range(1, self._depth + 1):
             self._add_children(said, leaves, growths)
             parents = [self._worthwhile(growth) for growth in growths]
+            if not self._seconds:
+                self._seconds = took
             if depth == self._depth or not self._pays(growths, parents):
+                if depth == 1 and took < self._seconds:
+                    # A level takes no longer than the first, which fetches the weights. Were what is known of levels too much,
+                    # none would be drafted that could show it.
+                    self._seconds += (took - self._seconds) / FORGET
                 return
             began = time.perf_counter()
             module = min(depth, self._last)
@@ -283,7 +286,8 @@ class RecurrentDrafter(Drafter):
             races = _races([known[leaf.owner][0] for leaf in leaves], depth + 1)
             said, after = self._layers.run(module, self._layers.go_on(states, sources, carried), rows, tables, wanted, races)
             states = said.ends if after is None else after
-            self._note(time.perf_counter() - began)
+            mean = self._seconds
+            self._seconds += (min(time.perf_counter() - began, 4 * mean) - mean) / FADE
 
     def _gain(self, growth: Growth, node: int) -> float:
         """Seconds that a child of a node is expected to save, drafting it not deducted."""
