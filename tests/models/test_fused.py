@@ -59,11 +59,12 @@ def both(folder: Path, precision: str):
 
 
 def outputs(model, *batches: Batch) -> list[torch.Tensor]:
-    """Logits and both layers' hidden states of one pass after another over the same cache."""
-    cache, found = attention_of(model), []
+    """Logits and both layers' hidden states of one pass after another over the same cache; and logits alone, over another, of
+    passes in whose last layer only the wanted rows matter."""
+    cache, other, found = attention_of(model), attention_of(model), []
     for batch in batches:
         logits, taps = model.forward(batch, cache, taps=(0, 1))
-        found += [logits, taps[0], taps[1]]
+        found += [logits, taps[0], taps[1], model.forward(batch, other)[0]]
     return found
 
 
@@ -183,8 +184,8 @@ def test_python_and_c_agree_on_the_structures(tmp_path: Path) -> None:
         "Part": fused._Part,
         "Matrix": fused._Matrix,
         "Layer": fused._Layer,
-        "Decoder": fused._Decoder,
-        "Pass": fused._Pass,
+        "Decoder": fused.NativeDecoder,
+        "Pass": fused.NativePass,
     }
     checks = []
     for name, structure in names.items():

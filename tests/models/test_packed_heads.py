@@ -102,6 +102,10 @@ def test_packing_takes_the_memory_of_its_precision() -> None:
     assert packed_bytes(pack_head(head, PortableKernels(), "fp32")) == 4 * (matrices + biases)
     for precision in ("q8", "auto", "blocks"):
         assert packed_bytes(pack_head(head, PortableKernels(), precision)) == matrices * 34 // 32 + 4 * biases
+    recurrent = trained(RECURRENT["eagle3"])
+    output = recurrent.outputs[0].weight.numel()
+    layer = sum(p.numel() for p in recurrent.parameters() if p.dim() == 2) - output
+    assert packed_bytes(pack_head(recurrent, PortableKernels(), "auto")) == (layer * 20 + 48 * D * 34) // 32  # 40 rows padded
 
 
 def test_a_width_that_the_precision_cannot_hold_is_named() -> None:

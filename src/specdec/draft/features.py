@@ -33,6 +33,20 @@ class Piece:
         parts = [tap[at] for tap in self.taps]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
+    def addresses(self) -> list[int]:
+        """Of the feature's vectors, row by row and tap by tap.
+
+        Raises:
+            ValueError: a tap is not contiguous float32 on the CPU.
+        """
+        starts = []
+        for tap in self.taps:
+            if tap.dtype is not torch.float32 or not tap.is_contiguous() or not tap.is_cpu:
+                raise ValueError(f"hidden states must be contiguous float32 on the CPU, got {tap.dtype} on {tap.device}")
+            starts.append(tap.data_ptr())
+        width = 4 * self.taps[0].shape[1]
+        return [start + width * row for row in self.rows for start in starts]
+
 
 @dataclass(slots=True)
 class Track:
@@ -52,6 +66,18 @@ class Track:
     def stop(self) -> int:
         """Rows before this one have been observed."""
         return self.fed + self.n_held
+
+    def part(self) -> Piece:
+        """Give away the last row held."""
+        last = self.held.pop()
+        self.n_held -= 1
+        if len(last.rows) > 1:
+            self.held.append(Piece(last.taps, last.rows[:-1]))
+        return Piece(last.taps, last.rows[-1:])
+
+    def addresses(self) -> list[int]:
+        """Of the vectors that make the features of the rows held, in order."""
+        return [address for piece in self.held for address in piece.addresses()]
 
 
 class Features:

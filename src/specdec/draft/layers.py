@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec import attention
+from specdec.config import BLOCK_SIZE
+from specdec.draft.candidates import Ids, candidates
+from specdec.draft.features import Features, Track
 from specdec.kernels.base import Kernels, Rows
-from specdec.kernels.fused import DecoderWeights, FusedDecoder, LayerWeights
+from specdec.kernels.fused import DecoderWeights, LayerWeights
+from specdec.kernels.head_pass import HeadPass, Inputs, Races, RowList, Said
 from specdec.kv.pool import Pool
 from specdec.models.decoder import Decoder
 from specdec.models.heads import RecurrentHead
@@ -20,37 +23,9 @@ from specdec.models.packed_heads import PackedEmbedding, PackedLinear, PackedNor
 from specdec.quant.linear import Embedding, Linear
 from specdec.types import Sequence
 
-
-@dataclass(slots=True)
-class RowList:
-    """Rows of one pass of a module, in plain integers (see ``kernels.base.Rows``)."""
-
-    tokens: list[int] = field(default_factory=list)
-    """The token whose embedding a row takes."""
-    owners: list[int] = field(default_factory=list)
-    """Which of the pass's sequences a row belongs to."""
-    slots: list[int] = field(default_factory=list)
-    prefixes: list[int] = field(default_factory=list)
-    paths: list[list[int]] = field(default_factory=list)
-
-    def add(self, token: int, owner: int, slot: int, prefix: int, path: list[int]) -> None:
-        self.tokens.append(token)
-        self.owners.append(owner)
-        self.slots.append(slot)
-        self.prefixes.append(prefix)
-        self.paths.append(path)
-
-    def add_committed(self, tokens: Many[int], owner: int, first: int) -> None:
-        """Rows from ``first`` on, each after all those before it."""
-        n = len(tokens)
-        self.tokens += tokens
-        self.owners += [owner] * n
-        self.slots += range(first, first + n)
-        self.prefixes += range(first + 1, first + n + 1)
-        self.paths += [[]] * n
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+_NOBODY = torch.empty(0, dtype=torch.int64)
+Tables = Tensor | list[list[int]]
+"""The block tables of a pass: int32 [S, B], or each sequence's blocks."""
 
 
 class Layers:
@@ -61,9 +36,13 @@ class Layers:
         output: the output matrix over the head's vocabulary.
         model: whose embedding is used, unless the head has one.
         n_blocks: of the model's pool.
+        names: int64 [Vd] the target's id of each token that the head can draft; None where they are the same.
+        best: candidates of a row, at most 32 and Vd.
     """
 
-    def __init__(self, head: RecurrentHead, output: Linear, model: Decoder, kernels: Kernels, n_blocks: int) -> None:
+    def __init__(
+        self, head: RecurrentHead, output: Linear, model: Decoder, kernels: Kernels, n_blocks: int, names: Ids | None, best: int
+    ) -> None:
         c = self._config = head.config
         self.pool = Pool(c.n_modules, n_blocks, c.n_kv_heads, c.head_dim, model.kv_dtype, model.device)
         # Rows that nobody wrote, before the first of a sequence that was observed, are read: they must be numbers.
@@ -75,53 +54,72 @@ class Layers:
         self._attention = attention.select(self.pool, kernels)
         self._kernels = kernels
         self._device = model.device
+        self._names, self._best = names, best
         rope = Rope(kind="default", dim=c.head_dim, theta=c.rope_theta, context=model.shape.context)
         self._rotary = RotaryTable(rope, model.device)
         self._scale = c.head_dim**-0.5
         weights = _fusable(head, output, self._embedding) if self._attention.native_pool else None
-        self._fused: FusedDecoder | None = kernels.fuse(weights) if weights else None
+        ids = None if names is None else torch.from_numpy(names)
+        pool = self.pool.keys, self.pool.values
+        self._native: HeadPass | None = kernels.fuse_head(weights, *pool, ids, best) if weights else None
 
-    def tables(self, sequences: Many[Sequence]) -> Tensor:
-        """int32 [S, B] the block tables of the sequences of a pass."""
+    def tables(self, sequences: Many[Sequence]) -> Tables:
+        """The block tables of the sequences of a pass."""
+        if self._native:
+            return [sequence.table.blocks for sequence in sequences]
         longest = max(len(sequence.table.blocks) for sequence in sequences)
         tables = np.zeros((len(sequences), longest), np.int32)
         for row, sequence in zip(tables, sequences, strict=True):
             row[: len(sequence.table.blocks)] = sequence.table.blocks
         return torch.from_numpy(tables).to(self._device)
 
-    def logits(self, states: Tensor, module: int) -> Tensor:
-        """States [M, d] that a module gave -> what the head says after each, [M, Vd]."""
-        return self._output(self._head.ready(states, module))
+    def start(self, features: Features, tracks: Many[Track]) -> Inputs | Tensor:
+        """What the rows that tracks hold start from in the first module; as states [M, d] where they are computed at once."""
+        if self._native:
+            return Inputs([address for track in tracks for address in track.addresses()], True, tuple(tracks))
+        states: Tensor = self._head.start(features.features(tracks))
+        return states
 
-    def run(self, module: int, states: Tensor, rows: RowList, tables: Tensor, wanted: Many[int] = ()) -> tuple[Tensor, Tensor]:
+    def go_on(self, states: Tensor, sources: list[int], carried: Many[Tensor]) -> Inputs | Tensor:
+        """What rows start from that follow others: rows of states [N, d], with those of ``carried``, [d] each, behind them."""
+        if self._native:
+            first, width = states.data_ptr(), states.element_size() * states.shape[1]
+            return Inputs([first + width * source for source in sources], False, (states,))
+        return (torch.cat([states, torch.stack([*carried])]) if carried else states)[sources]
+
+    def say(self, states: Tensor, races: Races) -> Said:
+        """What the first module says after states [M, d] that it gave."""
+        return self._said(states, self._output(self._head.ready(states, 0)), races)
+
+    def run(
+        self, module: int, inputs: Inputs | Tensor, rows: RowList, tables: Tables, wanted: Many[int], races: Races | None = None
+    ) -> tuple[Said, Tensor | None]:
         """One pass of a module.
 
         Args:
-            states: [M, d], of what lies before each row.
+            inputs: as ``start`` and ``go_on`` give them.
             tables: as from ``tables``.
-            wanted: rows whose logits are wanted, increasing.
+            wanted: rows that are heard, increasing.
+            races: of the wanted rows, whose candidates are ranked; None: nothing is asked for but their states.
 
         Returns:
-            New states [M, d], and logits [wanted, Vd].
+            What the wanted rows say, and the new states of all rows [M, d]; None where no other module needs them.
         """
-        n, width = len(rows), max(map(len, rows.paths))
-        n_path = [len(path) for path in rows.paths]
-        positions = [prefix + n - 1 for prefix, n in zip(rows.prefixes, n_path, strict=True)]
+        if isinstance(inputs, Inputs):
+            assert self._native
+            assert not isinstance(tables, Tensor)
+            cos, sin, _ = self._rotary.tables(_NOBODY, _NOBODY, BLOCK_SIZE * max(map(len, tables)))
+            return self._native(inputs, rows, tables, cos, sin, wanted, races), None
+        assert isinstance(tables, Tensor)
+        n, positions = len(rows), rows.positions()
+        padded, width = rows.padded_paths()
         wide = torch.from_numpy(np.array([*rows.tokens, *positions, *wanted], np.int64)).to(self._device)
-        entries = [*rows.owners, *rows.slots, *rows.prefixes, *n_path]
-        if width:
-            for path in rows.paths:
-                entries += path
-                entries += [-1] * (width - len(path))
+        entries = [*rows.owners, *rows.slots, *rows.prefixes, *map(len, rows.paths), *padded]
         narrow = torch.from_numpy(np.array(entries, np.int32)).to(self._device)
         owners, slots, prefixes, n_paths, paths = torch.split(narrow, [n, n, n, n, n * width])
         tokens, places, chosen = torch.split(wide, [n, n, len(wanted)])
         packed = Rows(tables=tables, sequence=owners, slot=slots, prefix=prefixes, path=paths.view(n, width), n_path=n_paths)
         cos, sin, angles = self._rotary.tables(places, places, max(positions) + 1)
-        if self._fused:
-            keys, values = self.pool.keys, self.pool.values
-            logits, new = self._fused(tokens, cos, sin, angles, packed, chosen, keys, values, (0,), states.contiguous())
-            return new[0], logits
         cos, sin = cos[angles], sin[angles]
         n_q, n_qk = self._config.n_heads, self._config.n_heads + self._config.n_kv_heads
 
@@ -132,20 +130,35 @@ class Layers:
             q, k, v = heads[:, :n_q], heads[:, n_q:n_qk], heads[:, n_qk:]
             return self._attention(module, q, k, v, packed, self._scale, 0)
 
-        after: Tensor = self._head(self._embedding(tokens), states, attend, module)
-        chosen_states = after if len(wanted) == n else after[chosen]
-        return after, self.logits(chosen_states, module) if wanted else chosen_states.new_empty(0, self._output.n)
+        after: Tensor = self._head(self._embedding(tokens), inputs, attend, module)
+        ends = after if len(wanted) == n else after[chosen]
+        logits = self._output(self._head.ready(ends, module)) if races else ends.new_empty(0, self._output.n)
+        return self._said(ends, logits, races), after
+
+    def _said(self, ends: Tensor, logits: Tensor, races: Races | None) -> Said:
+        """States and logits with the candidates of each row."""
+        if races is None:
+            return Said(ends, logits, [], [])
+        logits = logits.cpu()
+        ranks = races.temperatures, races.seeds, races.positions
+        tokens, chances = candidates(logits, *ranks, self._best, self._kernels, self._names)
+        return Said(ends, logits, tokens.tolist(), chances.tolist())
 
 
 def _fusable(head: RecurrentHead, output: Linear, embedding: Embedding) -> DecoderWeights | None:
     """What a pass in one native call takes; None where the head is of another kind or not packed for the CPU."""
     c = head.config
-    if c.kind != "eagle3" or c.normed_residual:
+    if c.kind != "eagle3" or c.normed_residual or c.normed or not isinstance(head.fuse, PackedLinear):
         return None
     layer, norms = head.layers[0], (head.embedding_norms[0], head.state_norms[0], head.layers[0].ffn_norm, head.norms[0])
     products = [m.linear.matrix() for m in (layer.qkv, layer.out, layer.gate_up, layer.down) if isinstance(m, PackedLinear)]
-    qkv, out, gate_up, down, last, table = *products, output.matrix(), embedding.weight.matrix()
-    if not (qkv and out and gate_up and down and last and table):
+    qkv, out, gate_up, down, fuse, last, table = (
+        *products,
+        head.fuse.linear.matrix(),
+        output.matrix(),
+        embedding.weight.matrix(),
+    )
+    if not (qkv and out and gate_up and down and fuse and last and table):
         return None
     embedding_norm, state_norm, ffn_norm, norm = (n.weight for n in norms if isinstance(n, PackedNorm))
     return DecoderWeights(
@@ -164,4 +177,5 @@ def _fusable(head: RecurrentHead, output: Linear, embedding: Embedding) -> Decod
         head=last,
         embedding=table,
         embedding_norm=embedding_norm,
+        fuse=fuse,
     )  # fmt: skip

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
-from specdec.draft.drawing import Drawing, Drawings, add_children
+from specdec.draft.drawing import Drawing, Drawings
 from specdec.draft.expand import Growth
 from specdec.draft.features import Features, Track
-from specdec.draft.layers import Layers, RowList
+from specdec.draft.layers import Layers, Tables
+from specdec.kernels.head_pass import Races, RowList, Said
 from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
@@ -38,6 +39,9 @@ MOST_HELD = 256
 
 FADE = 32
 """Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
+
+FORGET = 8
+"""Asks without a further level over which the seconds of one come down to those of the first."""
 
 
 @dataclass(slots=True)
@@ -87,13 +91,13 @@ class RecurrentDrafter(Drafter):
         cut = None if h.own_output or ids is None else model.head.subset(ids)
         own = [output.linear for output in self._head.outputs if isinstance(output, PackedLinear)]
         self._output_bytes = cut.n_bytes if cut else 0
-        self._layers = Layers(self._head, own[0] if own else cut or model.head, model, target.kernels, target.n_blocks)
         self._vocabulary = None if ids is None else ids.cpu().numpy()
+        best = min(config.trained_width, h.n_outputs, 32)
+        output = own[0] if own else cut or model.head
+        self._layers = Layers(self._head, output, model, target.kernels, target.n_blocks, self._vocabulary, best)
         self._features = Features(h.taps, (lambda x: target.kernels.rms_norm(x, model.norm, a.rms_eps)) if h.normed else None)
-        self._kernels = target.kernels
         self._depth, self._width, self._nodes = config.trained_depth, config.trained_width, config.trained_nodes
         self._least = config.trained_min_probability
-        self._children = min(config.trained_width, h.n_outputs, 32)
         self._last = h.n_modules - 1
         self.draws = draws
         self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
@@ -109,12 +113,12 @@ class RecurrentDrafter(Drafter):
     @torch.inference_mode()
     def read(self, sequences: Many[Sequence]) -> None:
         tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
-        self._feed([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
+        self._read([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         collected = self._features.collect(step, forward, verdicts)
-        self._feed([(sequence, track) for sequence, track in collected if track.n_held > MOST_HELD])
+        self._read([(sequence, track) for sequence, track in collected if track.n_held > MOST_HELD])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
@@ -132,10 +136,9 @@ class RecurrentDrafter(Drafter):
             or Growth(self._width, min(budgets[i], self._nodes), self._least, sequence.end_tokens)
             for i, (sequence, _) in zip(asked, known, strict=True)
         ]
-        logits = self._feed([(sequence, track) for sequence, track in known if track.n_held])
-        if logits is None or len(logits) < len(known):
-            logits = self._layers.logits(torch.stack([track.tips[0] for _, track in known]), 0)
-        self._grow(known, growths, logits)
+        began = time.perf_counter()
+        said = self._first(known)
+        self._grow(known, growths, said, time.perf_counter() - began)
         for i, growth in zip(asked, growths, strict=True):
             drafts[i] = growth.draft(self.name)
         return drafts
@@ -150,21 +153,42 @@ class RecurrentDrafter(Drafter):
     def n_bytes(self) -> int:
         return packed_bytes(self._head) + self._output_bytes + self._layers.pool.n_bytes + self._features.n_bytes
 
-    def _feed(self, known: Many[tuple[Sequence, Track]]) -> Tensor | None:
+    def _first(self, known: Many[tuple[Sequence, Track]]) -> Said:
+        """What the first module says after the last committed row of each sequence."""
+        hungry = [(sequence, track) for sequence, track in known if track.n_held]
+        said = self._feed(hungry, _races([sequence for sequence, _ in hungry], 1)) if hungry else None
+        if said is None or len(hungry) < len(known):  # asked again before another pass
+            races = _races([sequence for sequence, _ in known], 1)
+            said = self._layers.say(torch.stack([track.tips[0] for _, track in known]), races)
+        return said
+
+    def _read(self, known: Many[tuple[Sequence, Track]]) -> None:
+        """Run all rows that sequences hold but the last, which is left for the next draft to begin with."""
+        known = [(sequence, track) for sequence, track in known if track.n_held > 1]
+        left = [track.part() for _, track in known]
+        if known:
+            self._feed(known, None)
+        for (_, track), piece in zip(known, left, strict=True):
+            track.held, track.n_held = [piece], 1
+
+    def _feed(self, known: Many[tuple[Sequence, Track]], races: Races | None) -> Said | None:
         """Run the rows that sequences hold through every module, as far as their tokens are known.
 
+        Args:
+            races: for the tokens that follow each sequence's last row; None: these are not asked for, and rows are held back.
+
         Returns:
-            What the first module says after each sequence's last row, [S, Vd]; None without sequences.
+            What the first module says after each sequence's last row.
         """
-        if not known:
-            return None
         tables = self._layers.tables([sequence for sequence, _ in known])
-        states = self._head.start(self._features.features([track for _, track in known]))  # [N, d]
-        said: Tensor | None = None
+        states = self._layers.start(self._features, [track for _, track in known])  # of N rows
+        said: Said | None = None
         inside = [range(track.fed, track.stop) for _, track in known]  # rows of each sequence that lie in states
         tips: list[tuple[Track, int, Tensor]] = []
+        after: Tensor | None = None
         for module in range(self._last + 1):
             rows = RowList()
+            n_states = sum(map(len, inside))
             sources: list[int] = []  # rows of states
             carried: list[Tensor] = []  # and of what is put behind them
             ended: list[tuple[Track, int]] = []
@@ -175,7 +199,7 @@ class RecurrentDrafter(Drafter):
                     # A module lags the one before it by a row, whose state is the tip of last time.
                     now = range(max(track.first, track.fed - module), max(track.first, track.stop - module))
                     if now and now.start < had.start:
-                        sources.append(len(states) + len(carried))
+                        sources.append(n_states + len(carried))
                         carried.append(track.tips[module - 1])
                     sources += [begin + row - had.start for row in now if row >= had.start]
                     begin += len(had)
@@ -185,34 +209,41 @@ class RecurrentDrafter(Drafter):
                     ended.append((track, len(rows) - 1))
             if not ended:
                 break
-            if module:
-                states = _pick(states, carried, sources)
-            last_rows = [row for _, row in ended]
-            states, logits = self._layers.run(module, states, rows, tables, () if module else last_rows)
-            said = logits if said is None else said
-            last = states[last_rows]  # a copy, so that the other states can go
-            tips += [(track, module, tip) for (track, _), tip in zip(ended, last.unbind(), strict=True)]
+            if after is not None:
+                states = self._layers.go_on(after, sources, carried)
+            if races is None and not self._last:
+                ended = []  # nobody will go on from them
+            heard, after = self._layers.run(module, states, rows, tables, [row for _, row in ended], None if module else races)
+            said = said or heard
+            tips += [(track, module, tip) for (track, _), tip in zip(ended, heard.ends.unbind(), strict=True)]
         for track, module, tip in tips:
             track.tips[module : module + 1] = [tip]
         for _, track in known:
             track.fed, track.held, track.n_held = track.stop, [], 0
         return said
 
-    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], logits: Tensor) -> None:
+    def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], said: Said, took: float) -> None:
         """Grow one tree per sequence, a depth at a time, all of them in the same passes, as long as that pays.
 
         Args:
-            logits: [S, Vd] after the last committed rows.
+            said: after the last committed row of each.
+            took: seconds that this took.
         """
-        tables: Tensor | None = None
-        states = torch.stack([track.tips[0] for _, track in known])  # [S, d]
+        tables: Tables | None = None
+        states = said.ends  # [S, d]
         leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
         taken = [0] * len(known)
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
         for depth in range(1, self._depth + 1):
-            self._add_children(depth, logits, leaves, known, growths)
+            self._add_children(said, leaves, growths)
             parents = [self._worthwhile(growth) for growth in growths]
+            if not self._seconds:
+                self._seconds = took
             if depth == self._depth or not self._pays(growths, parents):
+                if depth == 1 and took < self._seconds:
+                    # A level takes no longer than the first, which fetches the weights. Were what is known of levels too much,
+                    # none would be drafted that could show it.
+                    self._seconds += (took - self._seconds) / FORGET
                 return
             began = time.perf_counter()
             module = min(depth, self._last)
@@ -252,11 +283,11 @@ class RecurrentDrafter(Drafter):
             if tables is None:
                 tables = self._layers.tables([sequence for sequence, _ in known])
             wanted = [leaf.rows[-1] for leaf in leaves]
-            states, logits = self._layers.run(module, _pick(states, carried, sources), rows, tables, wanted)
-            seconds = time.perf_counter() - began
-            self._seconds = (
-                self._seconds + (min(seconds, 4 * self._seconds) - self._seconds) / FADE if self._seconds else seconds
-            )
+            races = _races([known[leaf.owner][0] for leaf in leaves], depth + 1)
+            said, after = self._layers.run(module, self._layers.go_on(states, sources, carried), rows, tables, wanted, races)
+            states = said.ends if after is None else after
+            mean = self._seconds
+            self._seconds += (min(time.perf_counter() - began, 4 * mean) - mean) / FADE
 
     def _gain(self, growth: Growth, node: int) -> float:
         """Seconds that a child of a node is expected to save, drafting it not deducted."""
@@ -279,28 +310,23 @@ class RecurrentDrafter(Drafter):
                 saved += sum(self._gain(growth, node) for node in nodes)
         return saved > self._seconds
 
-    def _add_children(
-        self,
-        depth: int,
-        logits: Tensor,
-        leaves: Many[Leaf],
-        known: Many[tuple[Sequence, Track]],
-        growths: Many[Growth | Drawing],
-    ) -> None:
-        """Give every leaf its children, which are of the given depth."""
-        owners = [(growths[leaf.owner], leaf.node, known[leaf.owner][0]) for leaf in leaves]
-        best = add_children(
-            [(growth, node, sequence, len(sequence.tokens) - 1 + depth) for growth, node, sequence in owners],
-            logits.cpu(),
-            self._children,
-            self._kernels,
-            self._vocabulary,
-        )
-        for likely in best:
+    def _add_children(self, said: Said, leaves: Many[Leaf], growths: Many[Growth | Drawing]) -> None:
+        """Give every leaf its children, which are what was said after it."""
+        for i, leaf in enumerate(leaves):
+            growth = growths[leaf.owner]
+            if isinstance(growth, Drawing):
+                growth.draw(leaf.node, said.logits[i])
+                continue
+            growth.add(leaf.node, said.tokens[i], said.chances[i])
+            likely = said.chances[i][0]
             if likely == likely:  # a number
                 self._likely += (min(likely, 1.0) - self._likely) / FADE
 
 
-def _pick(states: Tensor, carried: Many[Tensor], sources: list[int]) -> Tensor:
-    """Rows of states [N, d] with those of ``carried`` behind them."""
-    return (torch.cat([states, torch.stack([*carried])]) if carried else states)[sources]
+def _races(sequences: Many[Sequence], depth: int) -> Races:
+    """For tokens so many places behind the pending one of each sequence."""
+    return Races(
+        [sequence.params.temperature for sequence in sequences],
+        [sequence.seed for sequence in sequences],
+        [len(sequence.tokens) - 1 + depth for sequence in sequences],
+    )

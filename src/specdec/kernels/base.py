@@ -17,6 +17,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specdec.kernels.fused import DecoderWeights, FusedDecoder
+    from specdec.kernels.head_pass import HeadPass
 
 GROUP = 32
 """Weights, and entries of a row, that share a scale."""
@@ -195,6 +196,12 @@ class Kernels(ABC):
 
     def fuse(self, weights: DecoderWeights) -> FusedDecoder | None:
         """All operations of a pass over these weights as one call with the same bits; None where they run one by one."""
+        return None
+
+    def fuse_head(
+        self, weights: DecoderWeights, keys: Tensor, values: Tensor, names: Tensor | None, best: int
+    ) -> HeadPass | None:
+        """The same for a trained head, candidates included (head_pass.py): None where its operations run one by one."""
         return None
 
 

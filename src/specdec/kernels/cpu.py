@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.kernels.base import BlockWeight, DenseWeight
 from specdec.kernels.cpu_rows import RowOps
 from specdec.kernels.fused import DecoderWeights, FusedDecoder, why_not
+from specdec.kernels.head_pass import HeadPass
 from specdec.kernels.library import FULL_NAMES, INT, LONG, POINTER, Library
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,14 @@ class NativeKernels(RowOps):
             _log.warning("passes run operation by operation, more slowly: the fused pass does not take %s", reason)
             return None
         return FusedDecoder(self._library, weights)
+
+    def fuse_head(
+        self, weights: DecoderWeights, keys: Tensor, values: Tensor, names: Tensor | None, best: int
+    ) -> HeadPass | None:
+        if reason := why_not(weights):
+            _log.warning("a trained drafter runs operation by operation, more slowly: the fused pass does not take %s", reason)
+            return None
+        return HeadPass(self._library, weights, keys, values, names, best)
 
 
 def _check(x: Tensor, k: int) -> int:

@@ -66,8 +66,10 @@ class DecoderWeights:
     head: Matrix
     embedding: Matrix
     embedding_norm: Tensor | None = None
-    """[d] f32. Where it is given, rows start from states, and the one layer takes the normed embedding and the normed state
-    side by side: the layer of an EAGLE-3 head."""
+    """[d] f32. Where it is given these are the weights of an EAGLE-3 head (head_pass.py): the one layer takes the normed
+    embedding and the normed state side by side."""
+    fuse: Matrix | None = None
+    """Of such a head: from features, [taps * d], to the state that a row starts from."""
 
 
 class _Part(ctypes.Structure):
@@ -86,7 +88,9 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Decoder(ctypes.Structure):
+class NativeDecoder(ctypes.Structure):
+    """``Decoder`` of csrc/decoder.h."""
+
     _fields_ = (
         ("layers", ctypes.POINTER(_Layer)),
         *((name, LONG) for name in ("n_layers", "d", "heads", "kv_heads", "hd", "ffn")),
@@ -95,10 +99,13 @@ class _Decoder(ctypes.Structure):
         ("head", _Matrix),
         ("embedding", _Matrix),
         ("embedding_norm", POINTER),
+        ("fuse", _Matrix),
     )
 
 
-class _Pass(ctypes.Structure):
+class NativePass(ctypes.Structure):
+    """``Pass`` of csrc/decoder.h; what is left out is null or 0."""
+
     _fields_ = (
         *((name, POINTER) for name in ("tokens", "wanted", "cosine", "sine", "angle")),
         *((name, LONG) for name in ("n_angles", "rows", "n_wanted")),
@@ -106,7 +113,11 @@ class _Pass(ctypes.Structure):
         *((name, LONG) for name in ("sequences", "table_width", "path_width")),
         *((name, POINTER) for name in ("keys", "values")),
         *((name, LONG) for name in ("n_blocks", "kind")),
-        *((name, POINTER) for name in ("logits", "taps", "states")),
+        *((name, POINTER) for name in ("logits", "taps", "inputs")),
+        *((name, LONG) for name in ("per_row", "fuse")),
+        ("ends", POINTER),
+        ("best", LONG),
+        *((name, POINTER) for name in ("heat", "seeds", "positions", "names", "candidates", "chances")),
     )
 
 
@@ -116,27 +127,10 @@ class FusedDecoder:
     def __init__(self, library: Library, weights: DecoderWeights) -> None:
         """Keep the weights alive and their addresses at hand; ``why_not`` must have found nothing against them."""
         self._run = library.function("decode", POINTER, POINTER, returns=INT)
-        self._alive: list[Any] = [weights]
         self._layers = len(weights.layers)
         self._d, self._vocab_size = weights.norm.shape[0], weights.head.n
         self._kv = weights.kv_heads, weights.head_dim
-        self._starts_from_states = weights.embedding_norm is not None
-        layers = (_Layer * self._layers)(*map(self._layer, weights.layers))
-        self._decoder = _Decoder(
-            layers, self._layers, self._d, weights.heads, *self._kv, weights.layers[0].down.parts[0].k, weights.eps,
-            weights.scale, weights.norm.data_ptr(), self._matrix(weights.head), self._matrix(weights.embedding),
-            _address(weights.embedding_norm),
-        )  # fmt: skip
-
-    def _layer(self, layer: LayerWeights) -> _Layer:
-        norms = (layer.attention_norm, layer.q_norm, layer.k_norm, layer.ffn_norm)
-        products = (layer.qkv, layer.out, layer.gate_up, layer.down)
-        return _Layer(*map(_address, norms), *map(self._matrix, products), layer.window)
-
-    def _matrix(self, matrix: Matrix) -> _Matrix:
-        parts = (_Part * len(matrix.parts))(*(_Part(part.data.data_ptr(), part.n, _kind(part)) for part in matrix.parts))
-        self._alive.append(parts)
-        return _Matrix(parts, len(parts), matrix.n, matrix.parts[0].k, _address(matrix.bias))
+        self._decoder, self._alive = native_decoder(weights)
 
     def __call__(
         self,
@@ -149,7 +143,6 @@ class FusedDecoder:
         keys: Tensor,
         values: Tensor,
         taps: Collection[int],
-        states: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run the rows.
 
@@ -161,7 +154,6 @@ class FusedDecoder:
             wanted: int64 [W], increasing: rows whose logits are wanted.
             keys, values: the pool of all layers.
             taps: layers whose output is wanted, of every row.
-            states: [M, d] where the weights have an ``embedding_norm``.
 
         Returns:
             logits [W, V] float32, and for each tap [M, d] float32.
@@ -171,23 +163,21 @@ class FusedDecoder:
             MemoryError: there is none for the activations.
         """
         n_rows, n_wanted = len(tokens), len(wanted)
-        self._check(rows, states, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
+        self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
         logits = torch.empty(n_wanted, self._vocab_size)
         tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
-        run = _Pass(
+        run = NativePass(
             tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), angles.data_ptr(), cos.shape[0], n_rows,
             n_wanted, rows.tables.data_ptr(), rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(),
             rows.path.data_ptr(), rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(),
             values.data_ptr(), keys.shape[1], codec.KINDS[keys.dtype], logits.data_ptr(),
-            places and ctypes.addressof(places), _address(states),
+            places and ctypes.addressof(places),
         )  # fmt: skip
-        if wrong := self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)):
-            kind, message = _ERRORS[wrong]
-            raise kind(message)
+        raise_for(self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)))
         return logits, tapped
 
-    def _check(self, rows: Rows, states: Tensor | None, **given: Tensor) -> None:
+    def _check(self, rows: Rows, **given: Tensor) -> None:
         """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
         check_rows(rows)
         m, (kv_heads, hd) = len(rows), self._kv
@@ -203,16 +193,41 @@ class FusedDecoder:
             "keys": (dtype, (*pool, *of_keys)),
             "values": (dtype, (*pool, *of_values)),
         }
-        if (states is None) == self._starts_from_states:
-            raise ValueError("states are given where the weights have an embedding_norm, and only there")
-        if states is not None:
-            expected["states"], given["states"] = (torch.float32, (m, self._d)), states
         for name, (dtype, shape) in expected.items():
             x = given[name]
             if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
                 raise ValueError(
                     f"{name} must be contiguous {dtype} {list(shape)} on the CPU, got {x.dtype} {list(x.shape)} on {x.device}"
                 )
+
+
+def native_decoder(weights: DecoderWeights) -> tuple[NativeDecoder, list[Any]]:
+    """Weights as the native pass takes them, and what must live as long."""
+    alive: list[Any] = [weights]
+
+    def matrix(m: Matrix) -> _Matrix:
+        parts = (_Part * len(m.parts))(*(_Part(part.data.data_ptr(), part.n, _kind(part)) for part in m.parts))
+        alive.append(parts)
+        return _Matrix(parts, len(parts), m.n, m.parts[0].k, _address(m.bias))
+
+    def layer(one: LayerWeights) -> _Layer:
+        norms = (one.attention_norm, one.q_norm, one.k_norm, one.ffn_norm)
+        return _Layer(*map(_address, norms), *map(matrix, (one.qkv, one.out, one.gate_up, one.down)), one.window)
+
+    layers = (_Layer * len(weights.layers))(*map(layer, weights.layers))
+    decoder = NativeDecoder(
+        layers, len(layers), weights.norm.shape[0], weights.heads, weights.kv_heads, weights.head_dim,
+        weights.layers[0].down.parts[0].k, weights.eps, weights.scale, weights.norm.data_ptr(), matrix(weights.head),
+        matrix(weights.embedding), _address(weights.embedding_norm), matrix(weights.fuse) if weights.fuse else _Matrix(),
+    )  # fmt: skip
+    return decoder, alive
+
+
+def raise_for(wrong: int) -> None:
+    """Raise what the native pass found wrong, if it did."""
+    if wrong:
+        kind, message = _ERRORS[wrong]
+        raise kind(message)
 
 
 def why_not(weights: DecoderWeights) -> str | None:

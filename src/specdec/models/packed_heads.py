@@ -18,6 +18,9 @@ from specdec.quant.linear import Embedding, make_linear
 
 AnyHead = TypeVar("AnyHead", MedusaHead, RecurrentHead)
 
+_OWN = "outputs", "embedding"
+"""What a head may bring of its own instead of taking it from the target."""
+
 
 class PackedLinear(nn.Module):
     """nn.Linear by a packed matrix."""
@@ -73,21 +76,23 @@ def pack_head(head: AnyHead, kernels: Kernels, precision: Precision, device: tor
     Args:
         head: float modules on the CPU.
         kernels: what computes.
-        precision: of every matrix; norms and biases are float32. ``auto`` is ``q8`` on a CPU and ``bf16`` elsewhere, and
-            ``blocks`` is ``q8``, as for the floats of a model.
+        precision: of every matrix; norms and biases are float32. ``auto`` is ``bf16`` on an accelerator and ``q8`` on a CPU,
+            but there ``q4`` for the layers of a recurrent head, whose drafts are no worse for it (those of an output matrix
+            in ``q4`` are). ``blocks`` is ``q8``, as for the floats of a model.
         device: where it will run; None is the CPU.
 
     Raises:
         ConfigError: a matrix does not allow the precision; the message names it.
     """
     device = device or torch.device("cpu")
+    coarse = precision == "auto" and device.type == "cpu" and isinstance(head, RecurrentHead)
     if precision in ("auto", "blocks"):
         precision = "q8" if precision == "blocks" or device.type == "cpu" else "bf16"
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
         packed = type(head)(head.config)
     for name, module in head.named_modules():
         try:
-            twin = _pack(module, kernels, precision, device)
+            twin = _pack(module, kernels, "q4" if coarse and not name.startswith(_OWN) else precision, device)
         except ValueError as error:
             raise ConfigError(f"{name} of the trained drafter: {error}") from error
         if twin is not None:

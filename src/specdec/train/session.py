@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from specdec import kernels
 from specdec.bench.provenance import provenance
 from specdec.config import ConfigError
+from specdec.kernels.base import Kernels
 from specdec.llm import LLM
 from specdec.models.decoder import Decoder
 from specdec.models.draft_notes import DraftNotes, save_notes
@@ -26,7 +28,7 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
 from specdec.train.cut import CutModel, check_layers, default_layers
-from specdec.train.data import held_out, read_answers
+from specdec.train.data import Answer, held_out, read_answers
 from specdec.train.features import Store, Teacher
 from specdec.train.loop import Run, Watch, grouped
 from specdec.train.losses import Output
@@ -133,21 +135,33 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     )
     output = Output.of(model.head.rows(ids), ids, model.shape.vocab_size)
     teacher = Teacher(model, llm.kernels, taps, normed)
-    bound = int(config.cache_gb * GIGABYTE)
-    aside = Store(teacher, kept, cache, bound)
-    batches = [Batch.of(group, device) for i in range(len(aside)) for group in grouped(aside[i], config.batch)]
+    batches = batches_of(model, llm.kernels, taps, normed, kept, cache, config)
     torch.manual_seed(config.seed)
     head = make().to(device)
     if not isinstance(head, CutModel):
-        start(head, model, torch.cat([example.features for example in aside[0][:8]]))
+        start(head, model, torch.cat([batch.features for batch in batches[:8]]))
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
-    shards = Store(teacher, learned, cache, bound)
+    shards = Store(teacher, learned, cache, int(config.cache_gb * GIGABYTE))
     run = Run(head, config, embed, output, kernels.select("cpu"), shards, n_anchors, batches, out)
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
     cut = ids if len(ids) < model.shape.vocab_size else None
     return Trained(head, cut, best, run.history, run.curve, facts, run.seconds)
+
+
+def batches_of(
+    model: Decoder,
+    kernels: Kernels,
+    taps: tuple[int, ...],
+    normed: bool,
+    answers: Many[Answer],
+    cache: Path,
+    config: TrainConfig,
+) -> list[Batch]:
+    """Answers with the features of a head, all in memory."""
+    store = Store(Teacher(model, kernels, taps, normed), answers, cache, int(config.cache_gb * GIGABYTE))
+    return [Batch.of(group, model.device) for i in range(len(store)) for group in grouped(store[i], config.batch)]
 
 
 def _plan(model: Decoder, config: TrainConfig) -> tuple[Callable[[], Learner], tuple[int, ...], bool]:

@@ -14,12 +14,13 @@ _PROMPT_SHARE = 0.1
 """What a token of a prompt counts, against one of an answer: answers repeat parts of prompts, but say other things too."""
 
 
-def choose(answers: Many[Answer], size: int, vocab_size: int, always: Collection[int]) -> Tensor:
+def choose(answers: Many[Answer], size: int, vocab_size: int, always: Collection[int], among: Tensor | None = None) -> Tensor:
     """The most frequent tokens, int64 [size] in increasing order; at most as many as there are.
 
     Args:
         size: how many; 0 for all.
         always: tokens that are among them however rare.
+        among: int64, what there is to choose from; None for every token.
     """
     if not 0 < size < vocab_size:
         return torch.arange(vocab_size)
@@ -31,6 +32,10 @@ def choose(answers: Many[Answer], size: int, vocab_size: int, always: Collection
             ids = torch.tensor(tokens, dtype=torch.int64)
             counts.index_add_(0, ids, (weight * one).expand(len(ids)))
     counts[[token for token in always if token < vocab_size]] = torch.inf
+    if among is not None:
+        others = torch.ones(vocab_size, dtype=torch.bool)
+        others[among] = False
+        counts[others] = -1
     # Tokens that never occurred follow in order of their ids: tokenizers number frequent ones first.
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
 

@@ -4,11 +4,10 @@
 // row or some channels are shared with them. What is saved is everything between them: calls, allocations, and writing and
 // reading back what the next step takes from the cache anyway. A head is normed, turned and stored by the thread that
 // multiplied it; gate and up meet while both are at hand and become the quantised rows of the next product.
-#include "decoder.h"
-
 #include <stdlib.h>
 
 #include "kv.h"
+#include "pass.h"
 #include "pointwise.h"
 #include "products.h"
 #include "rows.h"
@@ -17,6 +16,7 @@
 #define SLAB 64           // rows that a chunk takes at once
 #define MOST_HEAD 256     // entries of a head
 #define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
+#define WIDTH 32          // most likely tokens of a row among which its candidates are (kernels/base.py)
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
 
 // The rows of a product in the forms that its parts take.
@@ -30,24 +30,18 @@ typedef struct Run {
   const Pass *pass;
   const Layer *layer;
   char *keys, *values;  // of this layer
-  int64_t rows;         // all of the pass, or the wanted ones after the last layer's attention
+  int64_t rows;         // all of the pass, or the wanted ones from the last layer's queries on
   float *x;             // [rows, d] the residual stream
   float *q;             // [rows, heads * hd]
-  Input normed, attended, hidden;
+  Input fused, normed, attended, hidden;
   float *spare;  // [rows, d], where a product with a bias meets it
   // What the current region works on: a product, or rows to prepare for one.
   const Matrix *matrix;
   Input input;
   const float *norm;
   void (*work)(const struct Run *run, int64_t unit, int64_t last, int64_t row, int64_t rows);
-  int64_t units, chunks;
+  int64_t first, units, chunks;  // `first` is the first unit
 } Run;
-
-static int has(const Matrix *m, int blocks) {
-  for (int64_t i = 0; i < m->n_parts; i++)
-    if ((m->parts[i].kind <= Q8) == blocks) return 1;
-  return 0;
-}
 
 // Blocks [first, last) of sixteen channels for some rows from `row` on: y = x W^T, or add + x W^T. y and add point at the
 // first row and channel; a row of theirs is ld long.
@@ -74,18 +68,11 @@ static void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int
     for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
 }
 
-static int64_t bytes_of(const Matrix *m) {
-  static const int64_t per_group[] = {Q4_BYTES, Q8_BYTES, 2 * LANES * GROUP, 4 * LANES * GROUP};
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < m->n_parts; i++)
-    bytes += (m->parts[i].n + LANES - 1) / LANES * m->k / GROUP * per_group[m->parts[i].kind];
-  return bytes;
-}
-
 static void region_chunk(void *context, int64_t i) {
   const Run *run = context;
   const int64_t c = i % run->chunks, row = i / run->chunks * SLAB;
-  run->work(run, part(run->units, run->chunks, c), part(run->units, run->chunks, c + 1), row, least(SLAB, run->rows - row));
+  run->work(run, run->first + part(run->units, run->chunks, c), run->first + part(run->units, run->chunks, c + 1), row,
+            least(SLAB, run->rows - row));
 }
 
 // While what comes before the product of a matrix of one part is being done, threads without work fetch its beginning.
@@ -95,43 +82,23 @@ static void announce(const Matrix *m, int halves) {
   if (m->n_parts == 1) specdec_ahead(m->parts->data, half, (const char *)m->parts->data + half, bytes - half);
 }
 
-// Work on a product: on ranges of its `units`, which together are all of it, for slabs of rows.
-static void region(Run *run, const Matrix *m, int64_t units,
+// Work on a product, or on part of it: on ranges of `units` from `first` on, of `all` that it has, for slabs of rows.
+static void region(Run *run, const Matrix *m, int64_t first, int64_t units, int64_t all,
                    void (*work)(const Run *run, int64_t unit, int64_t last, int64_t row, int64_t rows)) {
-  const int64_t slabs = (run->rows + SLAB - 1) / SLAB, wanted = bytes_of(m) / CHUNK;
-  const int threads = threads_for((m->n + LANES - 1) / LANES * (m->k / GROUP) * (2 + run->rows), GRAIN);
+  const int64_t slabs = (run->rows + SLAB - 1) / SLAB, wanted = bytes_of(m) * units / all / CHUNK;
+  const int threads = threads_for((m->n + LANES - 1) / LANES * (m->k / GROUP) * (2 + run->rows) * units / all, GRAIN);
   run->work = work;
+  run->first = first;
   run->units = units;
   run->chunks = chunks_for(threads, units);
   if (threads > 1 && wanted > run->chunks) run->chunks = least(wanted, units);
   specdec_parallel(threads, run->chunks * slabs, region_chunk, run);
 }
 
-// Row `id` of a matrix of one part, as quant/blocks.py reads it.
-static void embed(const Matrix *m, int64_t id, float *x) {
-  const int64_t block = id / LANES, lane = id % LANES, kind = m->parts->kind;
-  for (int64_t k = 0; kind > Q8 && k < m->k; k++) {
-    const int64_t at = (block * m->k + k) * LANES + lane;
-    x[k] = kind == BF16 ? from_bf16(((const uint16_t *)m->parts->data)[at]) : ((const float *)m->parts->data)[at];
-  }
-  if (kind > Q8) return;
-  const int64_t bytes = kind == Q4 ? Q4_BYTES : Q8_BYTES, width = kind == Q4 ? 256 : 512;
-  for (int64_t g = 0; g < m->k / GROUP; g++, x += GROUP) {
-    const uint8_t *w = (const uint8_t *)m->parts->data + (block * (m->k / GROUP) + g) * bytes, *codes = w + 4 * lane;
-    float scale[LANES], offset[LANES] = {0};
-    f_store(scale, f_load_f16((const uint16_t *)(w + width)));
-    if (kind == Q4) f_store(offset, f_load_f16((const uint16_t *)(w + width) + LANES));
-    for (int p = 0; p < width / 64; p++)
-      for (int e = 0; e < 4; e++) {
-        const uint8_t code = codes[64 * p + e];
-        if (kind == Q8) {
-          x[4 * p + e] = (float)(int8_t)code * scale[lane];
-        } else {
-          x[4 * p + e] = (float)(code & 15) * scale[lane] + offset[lane];
-          x[16 + 4 * p + e] = (float)(code >> 4) * scale[lane] + offset[lane];
-        }
-      }
-  }
+// The vectors that a row of the pass starts from, side by side.
+static void gather(const Run *run, int64_t r, float *to) {
+  const int64_t d = run->decoder->d, n = run->pass->per_row;
+  for (int64_t i = 0; i < n; i++) memcpy(to + i * d, run->pass->inputs[r * n + i], (size_t)d * sizeof(float));
 }
 
 // Rows become the input of a product: normed if a norm is given, quantised if the product takes that.
@@ -141,6 +108,7 @@ static void prepare_rows(const Run *run, int64_t first, int64_t last) {
   const int quantised = has(run->matrix, 1);
   for (int64_t r = first; r < last; r++) {
     float *x = run->input.x + r * k, *to = x;
+    if (run->matrix == &d->fuse) gather(run, r, x);
     if (run->norm && k != d->d) {  // an embedding lies before the state
       embed(&d->embedding, run->pass->tokens[r], x);
       norm_row(x, d->embedding_norm, x, d->d, d->eps);
@@ -229,9 +197,10 @@ static void residual(const Run *run, int64_t b, int64_t last, int64_t first, int
 }
 
 static void add_product(Run *run, const Matrix *m, Input in) {
+  const int64_t units = (m->n + LANES - 1) / LANES;
   run->matrix = m;
   run->input = in;
-  region(run, m, (m->n + LANES - 1) / LANES, residual);
+  region(run, m, 0, units, units, residual);
 }
 
 static void logits(const Run *run, int64_t b, int64_t last, int64_t first, int64_t rows) {
@@ -239,66 +208,100 @@ static void logits(const Run *run, int64_t b, int64_t last, int64_t first, int64
   product(m, &run->input, first, rows, b, last, run->pass->logits + first * m->n + b * LANES, 0, m->n);
 }
 
-static int check(const Decoder *d, const Pass *p) {
-  for (int64_t i = 0; i < p->rows; i++) {
-    if (p->tokens[i] < 0 || p->tokens[i] >= d->embedding.n) return BAD_TOKEN;
-    if (p->angle[i] < 0 || p->angle[i] >= p->n_angles) return BAD_ROW;
-    if (p->sequence[i] < 0 || p->sequence[i] >= p->sequences) return BAD_ROW;
-    if (p->slot[i] < 0 || p->slot[i] >= p->table_width * LANES) return BAD_ROW;
-  }
-  for (int64_t i = 0; i < p->n_wanted; i++)
-    if (p->wanted[i] < 0 || p->wanted[i] >= p->rows || (i && p->wanted[i] <= p->wanted[i - 1])) return BAD_ROW;
-  for (int64_t b = 0; b < p->sequences * p->table_width; b++)
-    if (p->tables[b] < 0 || p->tables[b] >= p->n_blocks) return BAD_BLOCK;
-  return OK;
+static int attention(Run *run) {
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  return NAME3(attend, SPECDEC_ISA)(run->q, d->heads * d->hd, run->keys, run->values, (int)p->kind, p->n_blocks, p->tables,
+                                    p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width, p->n_path,
+                                    run->attended.x, run->rows, d->heads, d->kv_heads, d->hd, d->scale, run->layer->window);
 }
 
-// Keep the wanted ones of some rows of width d, in place.
-static void keep(const Pass *p, float *x, int64_t d) {
-  for (int64_t i = 0; i < p->n_wanted; i++)
-    if (p->wanted[i] != i) memcpy(x + i * d, x + p->wanted[i] * d, (size_t)d * sizeof(float));
+// Queries, keys and values of all rows, and attention. In the last layer, where only the wanted rows matter any further, the
+// others get keys and values and no queries.
+static int attend_layer(Run *run, int last) {
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  const Matrix *m = &run->layer->qkv;
+  const int64_t stored = 2 * d->kv_heads, all = d->heads + stored;
+  prepare(run, m, run->normed, run->layer->attention_norm);
+  announce(&run->layer->out, 0);
+  if (!last || p->n_wanted == run->rows) {
+    region(run, m, 0, all, all, heads);
+    return attention(run);
+  }
+  region(run, m, d->heads, stored, all, heads);
+  run->rows = p->n_wanted;
+  if (!run->rows) return OK;
+  keep(p, run->x, (size_t)d->d * sizeof(float));
+  keep(p, run->normed.x, (size_t)m->k * sizeof(float));
+  keep(p, run->normed.q, (size_t)(m->k / GROUP) * sizeof(RowGroup));
+  Pass few;
+  void *memory = pass_of_wanted(p, &few);
+  if (!memory) return NO_MEMORY;
+  run->pass = &few;
+  region(run, m, 0, d->heads, all, heads);
+  const int wrong = attention(run);
+  run->pass = p;
+  free(memory);
+  return wrong;
 }
 
 static int run_layer(Run *run, int64_t i) {
   const Decoder *d = run->decoder;
   const Pass *p = run->pass;
   const Layer *layer = run->layer = d->layers + i;
-  const int64_t width = d->heads * d->hd;
   const int64_t step = p->n_blocks * d->kv_heads * kv_block((int)p->kind, d->hd) * kv_element((int)p->kind);
   const int last = i == d->n_layers - 1;
   float *tap = p->taps ? p->taps[i] : 0;
   run->keys = p->keys + i * step;
   run->values = p->values + i * step;
-  prepare(run, &layer->qkv, run->normed, layer->attention_norm);
-  announce(&layer->out, 0);
-  region(run, &layer->qkv, d->heads + 2 * d->kv_heads, heads);
-  if (last && !p->n_wanted && !tap) return OK;
-  int wrong = NAME3(attend, SPECDEC_ISA)(run->q, width, run->keys, run->values, (int)p->kind, p->n_blocks, p->tables,
-                                         p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width,
-                                         p->n_path, run->attended.x, run->rows, d->heads, d->kv_heads, d->hd, d->scale,
-                                         layer->window);
-  if (wrong) return wrong;
-  if (last && !tap) {  // every key and value is stored by now: from here on only the wanted rows matter
-    keep(p, run->x, d->d);
-    keep(p, run->attended.x, width);
-    run->rows = p->n_wanted;
-  }
+  const int wrong = attend_layer(run, last && !tap);
+  if (wrong || !run->rows) return wrong;
   prepare(run, &layer->out, run->attended, 0);
   announce(&layer->gate_up, 1);
   add_product(run, &layer->out, run->attended);
   prepare(run, &layer->gate_up, run->normed, layer->ffn_norm);
   announce(&layer->down, 0);
-  region(run, &layer->gate_up, d->ffn / GROUP, gates);
+  region(run, &layer->gate_up, 0, d->ffn / GROUP, d->ffn / GROUP, gates);
   announce(last ? &d->head : &layer[1].qkv, 0);
   add_product(run, &layer->down, run->hidden);
   if (tap) {
     memcpy(tap, run->x, (size_t)(run->rows * d->d) * sizeof(float));
     if (last) {
-      keep(p, run->x, d->d);
+      keep(p, run->x, (size_t)d->d * sizeof(float));
       run->rows = p->n_wanted;
     }
   }
   return OK;
+}
+
+// What rows start from: their embeddings, or what the pass brings, fused if it is features.
+static void begin(Run *run) {
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  if (p->fuse) {
+    prepare(run, &d->fuse, run->fused, 0);
+    announce(&d->layers->qkv, 0);
+    memset(run->x, 0, (size_t)(run->rows * d->d) * sizeof(float));
+    add_product(run, &d->fuse, run->fused);
+    return;
+  }
+  for (int64_t r = 0; r < run->rows; r++) {
+    if (p->inputs) gather(run, r, run->x + r * d->d);
+    else embed(&d->embedding, p->tokens[r], run->x + r * d->d);
+  }
+}
+
+static void finish(Run *run) {
+  const Decoder *d = run->decoder;
+  const Pass *p = run->pass;
+  const int64_t n = p->n_wanted, vocabulary = d->head.n, units = (vocabulary + LANES - 1) / LANES;
+  if (p->ends) memcpy(p->ends, run->x, (size_t)(n * d->d) * sizeof(float));
+  prepare(run, &d->head, run->normed, d->norm);
+  region(run, &d->head, 0, units, units, logits);
+  if (p->best)
+    NAME3(candidates, SPECDEC_ISA)(p->logits, n, vocabulary, least(vocabulary, WIDTH), p->best, p->heat, p->seeds, p->positions,
+                                   p->names, p->candidates, p->chances);
 }
 
 // Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
@@ -306,23 +309,21 @@ static int run_layer(Run *run, int64_t i) {
 KERNEL(int, decode)(const Decoder *d, const Pass *p) {
   int wrong = check(d, p);
   if (wrong || !p->rows) return wrong;
-  const int64_t rows = p->rows, width = d->heads * d->hd, taken = d->layers->qkv.k, widest = width > taken ? width : taken;
-  const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn));
-  const size_t groups = (size_t)(rows * (taken + width + d->ffn) / GROUP);
+  const int64_t rows = p->rows, width = d->heads * d->hd, taken = d->layers->qkv.k, fused = d->fuse.n_parts ? d->fuse.k : 0;
+  const int64_t widest = width > taken ? width : taken;
+  const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn + fused));
+  const size_t groups = (size_t)(rows * (taken + width + d->ffn + fused) / GROUP);
   RowGroup *memory = malloc(groups * sizeof(RowGroup) + floats * sizeof(float));
   if (!memory) return NO_MEMORY;
   float *f = (float *)(memory + groups);
   Run run = {.decoder = d, .pass = p, .rows = rows, .x = f, .q = f + rows * widest, .spare = f + 2 * rows * widest,
              .normed = {f + 3 * rows * widest, memory},
              .attended = {f + 4 * rows * widest, memory + rows * taken / GROUP},
-             .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (taken + width) / GROUP}};
-  if (p->states) memcpy(run.x, p->states, (size_t)(rows * d->d) * sizeof(float));
-  for (int64_t i = 0; !p->states && i < rows; i++) embed(&d->embedding, p->tokens[i], run.x + i * d->d);
+             .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (taken + width) / GROUP},
+             .fused = {f + 4 * rows * widest + rows * (width + d->ffn), memory + rows * (taken + width + d->ffn) / GROUP}};
+  begin(&run);
   for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
-  if (!wrong && p->n_wanted) {
-    prepare(&run, &d->head, run.normed, d->norm);
-    region(&run, &d->head, (d->head.n + LANES - 1) / LANES, logits);
-  }
+  if (!wrong && p->n_wanted) finish(&run);
   free(memory);
   return wrong;
 }

@@ -31,9 +31,10 @@ typedef struct {
   float eps, scale;
   const float *norm;
   Matrix head, embedding;  // of one part each, without a bias
-  // [d], or null. Where it is set, rows start from the states of the pass, and the one layer's queries, keys and values are
+  // [d], or null. Where it is set, rows start from what the pass brings, and the one layer's queries, keys and values are
   // products of the normed embedding and the normed state side by side: the layer of an EAGLE-3 head.
   const float *embedding_norm;
+  Matrix fuse;  // of such a head: features to the state that a row starts from, [d] from some taps of [d] each; else no parts
 } Decoder;
 
 // The rows of one pass, as kernels/base.py describes them, and where they find keys and values.
@@ -48,7 +49,17 @@ typedef struct {
   int64_t n_blocks, kind;
   float *logits;  // [n_wanted, vocabulary]
   float **taps;   // for each layer null, or [rows, d] for its output
-  const float *states;  // [rows, d], or null where rows start from their embeddings
+  // Of a pass that does not start from embeddings: for each row the addresses of `per_row` vectors [d], the features to be
+  // fused or, where `fuse` is 0, its state; and where the states that the wanted rows end with go, [n_wanted, d] or null.
+  const float *const *inputs;
+  int64_t per_row, fuse;
+  float *ends;
+  // The `best` candidates of each wanted row, as sampler.c ranks them: 0 for none; names [vocabulary] or null.
+  int64_t best;
+  const double *heat;
+  const int64_t *seeds, *positions, *names;
+  int64_t *candidates;  // [n_wanted, best]
+  double *chances;      // [n_wanted, best]
 } Pass;
 
 #endif
