@@ -36,7 +36,7 @@ bench: venv
 	$(BIN)/python bench/kernels.py
 	$(BIN)/specdec bench
 
-# docs/benchmarks.md and its plots, and what docs/guide.md shows of results, from the files in bench/results.
+# docs/benchmarks.md and its plots, and what other pages show of results, from the files in bench/results.
 benchmarks-doc: venv
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]'
 	$(BIN)/python bench/report.py

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+from PIL import Image
 
 from specdec.bench import prompts
 from specdec.config import DEFAULT_MODEL, ServeConfig
@@ -31,16 +34,19 @@ from specdec.serve.server import Server
 DASHBOARD = Path(__file__).parents[1] / "deploy/grafana/specdec.json"
 ADDRESS = "127.0.0.1:9099"
 WINDOW, STEP = 10, 1.0
+UNITS = {"s": "s", "tps": "tokens/s", "reqps": "req/s", "x": "x"}
+"""Short names of Grafana's units; counts have none."""
 
 
 def load(server: Server, n: int, tokens: int, over: threading.Event) -> None:
-    """So many clients with prompts of all tasks, one of which asks for what is refused now and then."""
+    """So many clients with prompts of all tasks, every other one for streams; now and then they ask for what is refused."""
     texts = [prompt.request for prompt in prompts.load(prompts.DEFAULT)]
 
     def client(seed: int) -> None:
         rng = random.Random(seed)
         while not over.is_set():
             body = {"messages": [{"role": "user", "content": rng.choice(texts)}], "max_tokens": rng.randint(8, tokens)}
+            body["stream"] = seed % 2 == 0
             if rng.random() < 0.1:
                 body["max_tokens"] = 0
             request = urllib.request.Request(f"{server.address}/v1/chat/completions", json.dumps(body).encode())
@@ -64,6 +70,18 @@ def ask(query: str, start: float, end: float) -> list[dict[str, Any]]:
     return series
 
 
+def scale(axis: Axes, unit: str) -> None:
+    """The axis of values from zero, with the unit as Grafana shows it."""
+    least = 0.0 if axis.dataLim.ymax > 0 else 1.0
+    axis.set_ylim(0, 1.05 * max(axis.get_ylim()[1], least))
+    if unit == "percentunit":
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    elif unit == "bytes":
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value / 2**20:.0f} MiB")
+    elif unit in UNITS:
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} {UNITS[unit]}")
+
+
 def draw(start: float, end: float, image: Path, about: str) -> None:
     """One small graph per panel, in the dashboard's order."""
     panels = [panel for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"] if panel["type"] != "row"]
@@ -81,8 +99,8 @@ def draw(start: float, end: float, image: Path, about: str) -> None:
                     label = label.replace("{{" + name + "}}", value)
                 points = [(float(at) - start, float(value)) for at, value in one["values"]]
                 axis.plot(*zip(*points, strict=True), label=label, linewidth=1)
-        axis.set_title(f"{panel['title']} ({panel['fieldConfig']['defaults']['unit']})", fontsize=9)
-        axis.set_ylim(bottom=0)
+        axis.set_title(panel["title"], fontsize=9)
+        scale(axis, panel["fieldConfig"]["defaults"]["unit"])
         axis.set_xlim(0, end - start)
         axis.tick_params(labelsize=7)
         if axis.lines:
@@ -91,6 +109,9 @@ def draw(start: float, end: float, image: Path, about: str) -> None:
         axis.remove()
     figure.suptitle(about, fontsize=10)
     figure.savefig(image, dpi=80)
+    drawn = Image.open(image).convert("RGB")
+    # Few colours make a small file; by coverage, since thin lines are rare.
+    drawn.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(image, optimize=True)
 
 
 def main() -> None:

@@ -60,11 +60,8 @@ def foreseen(label: str, llm: LLM, prompts: list[files.Prompt], params: Sampling
     taus: dict[str, float] = {}
     everything = []
     for task in dict.fromkeys(prompt.task for prompt in prompts):
-        stats = []
-        for prompt in (p for p in prompts if p.task == task):
-            content = prompt.request
-            messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
-            stats += [result.stats for result in llm.chat(messages, params)]
+        ids = [prompt.encode(llm.tokenizer) for prompt in prompts if prompt.task == task]
+        stats = [result.stats for one in ids for result in llm.generate([one], params)]  # one at a time
         tau, _ = acceptance(stats)
         taus[task] = tau or 1.0
         everything += stats

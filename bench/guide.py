@@ -1,12 +1,8 @@
-"""The parts of docs/guide.md that come from results: its tables and figures.
-
-A part stands between ``<!-- name -->`` and ``<!-- end -->``; what is between them is replaced, the rest is written by hand.
-"""
+"""The parts of docs/guide.md that come from results: its tables and figures."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specdec.bench import planning, roofline
@@ -20,25 +16,6 @@ BATCHES = [1, 2, 4, 8, 16, 32]
 BUDGET = 16
 ALPHA, COST = 0.8, 0.05
 """The textbook's case."""
-
-_PART = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def fill(text: str, results: Path) -> str:
-    """The guide with every part made anew.
-
-    Raises:
-        KeyError: a part that there is none of.
-    """
-    parts: dict[str, Callable[[Path], str]] = {
-        "machine": _machine,
-        "passes": _passes,
-        "free": _free,
-        "textbook": _textbook,
-        "throttle": _throttle,
-        "checked": _checked,
-    }
-    return _PART.sub(lambda found: found[1] + parts[found[2]](results) + found[3], text)
 
 
 def draw(results: Path, images: Path) -> None:
@@ -127,3 +104,13 @@ def _checked(results: Path) -> str:
         f"[{BENCH}](../bench/results/{BENCH}), {told['date'][:10]}, `{told['command']}`:\n\n"
         "| task | temperature | τ | speed-up planned | measured | difference |\n|---|--:|--:|--:|--:|--:|\n" + "".join(lines)
     )
+
+
+PARTS: Mapping[str, Callable[[Path], str]] = {
+    "machine": _machine,
+    "passes": _passes,
+    "free": _free,
+    "textbook": _textbook,
+    "throttle": _throttle,
+    "checked": _checked,
+}

@@ -30,7 +30,7 @@ made by hand are lost. Each table says which file and which command it comes fro
 
 ## How it is counted
 
-- Off and on run in one process on the same weights and alternate prompt by prompt; which comes first changes with every
+- Off and on run in one process on the same weights and alternate pass by pass; which comes first changes with every
   turn. What drafters learned is forgotten before each turn. The tokens of all runs of a prompt are the same: a run in which
   one differs ends with an error and gives no figures.
 - *tokens/s* includes the processing of the prompt. Of a prompt's turns the median counts; a task's figure is all its tokens
@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, Report]:
 def document(
     results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None, servers: dict[str, Any] | None = None
 ) -> str:
-    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/serving.py does."""
+    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/under_load.py does."""
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:

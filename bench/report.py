@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, its plots, and the tables and figures of docs/guide.md, from the result files in bench/results.
+"""docs/benchmarks.md, its plots, and the parts of other pages that come from results, from the files in bench/results.
 
     python bench/report.py [--results bench/results] [--docs docs] [--tables-only]
 
@@ -12,7 +12,9 @@ import json
 from pathlib import Path
 
 import guide
+import operations
 from page import document, read
+from parts import fill
 from servers import read_servers
 
 ROOT = Path(__file__).parent.parent
@@ -31,8 +33,9 @@ def main() -> None:
         draw(results, arguments.docs / "images")
         guide.draw(arguments.results, arguments.docs / "images")
     (arguments.docs / "benchmarks.md").write_text(text(arguments.results), encoding="utf-8")
-    page = arguments.docs / "guide.md"
-    page.write_text(guide.fill(page.read_text(encoding="utf-8"), arguments.results), encoding="utf-8")
+    for name, parts in {"guide.md": guide.PARTS, **operations.PARTS}.items():
+        page = arguments.docs / name
+        page.write_text(fill(page.read_text(encoding="utf-8"), parts, arguments.results), encoding="utf-8")
 
 
 def text(folder: Path) -> str:

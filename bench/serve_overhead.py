@@ -1,8 +1,8 @@
-"""How long the server holds a token back: from the end of the pass that computed it to its arrival at a client.
+"""How long the server holds a token back: from the end of the pass that computed it to the socket, and to a client.
 
-Clients run in a process of their own on the same machine and share its clock, so what is measured includes waking the event
-loop, detokenising, JSON, the HTTP server, and the kernel's loopback. What of it is work, and not waiting for a core, is
-``cpu_us_per_frame``: the CPU time of the event loop's thread, requests included.
+The first includes waking the event loop, detokenising, JSON and the HTTP server. Clients run in a process of their own on the
+same machine, whose cores the passes keep busy, and share its clock, so the second includes their waiting for a core too. What
+of it is work, and not waiting, is ``cpu_us_per_frame``: the CPU time of the event loop's thread, requests included.
 
     python bench/serve_overhead.py --streams 1,8,32 --json bench/results/serve_overhead.json
 """
@@ -15,14 +15,15 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from serve_here import serving
+
 from specdec.bench.provenance import provenance
-from specdec.config import DEFAULT_MODEL, ServeConfig
+from specdec.config import DEFAULT_MODEL
 from specdec.llm import LLM
 from specdec.serve.generation import Generation
 from specdec.serve.server import Server
@@ -30,13 +31,17 @@ from specdec.serve.server import Server
 CLIENTS = Path(__file__).with_name("serve_clients.py")
 
 
-def _record(computed: dict[int, list[float]]) -> None:
-    """Have every generation note, by its seed, when what it sends was computed."""
+Sent = dict[int, list[tuple[float, float]]]
+"""Of each seed's frames: when what is in them was computed, and when they were written to the socket."""
+
+
+def _record(sent: Sent) -> None:
+    """Have every generation note, by its seed, when it sends what."""
     delivered = Generation.delivered
 
     def noting(self: Generation) -> None:
         if self._sending is not None:
-            computed[self.seed].append(self._sending)
+            sent[self.seed].append((self._sending, time.perf_counter()))
         delivered(self)
 
     Generation.delivered = noting  # type: ignore[method-assign]
@@ -51,28 +56,28 @@ def _cpu_seconds(server: Server) -> float:
     return asyncio.run_coroutine_threadsafe(read(), server.servers[0].get_loop()).result()
 
 
-def measure(server: Server, computed: dict[int, list[float]], streams: int, tokens: int) -> dict[str, Any]:
-    """Milliseconds from computed to received, and the event loop's CPU time, over all frames of so many streams at once."""
-    computed.clear()
+def measure(server: Server, sent: Sent, streams: int, tokens: int) -> dict[str, Any]:
+    """Milliseconds from computed to written and to received, and the event loop's CPU time, over all frames of so many streams
+    at once."""
+    sent.clear()
     address, before = server.address, _cpu_seconds(server)
     command = [sys.executable, str(CLIENTS), address, str(streams), str(tokens)]
     arrivals = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     used = _cpu_seconds(server) - before
-    waits = [
-        1e3 * (arrived - began)
-        for seed, times in enumerate(arrivals)
-        for began, arrived in zip(computed[seed], times, strict=True)
-    ]
-    cuts = statistics.quantiles(waits, n=100)
+    frames = [(*at, arrived) for seed, times in enumerate(arrivals) for at, arrived in zip(sent[seed], times, strict=True)]
     return {
         "streams": streams,
-        "frames": len(waits),
-        "p50_ms": cuts[49],
-        "p90_ms": cuts[89],
-        "p99_ms": cuts[98],
-        "max_ms": max(waits),
-        "cpu_us_per_frame": 1e6 * used / len(waits),
+        "frames": len(frames),
+        # The event loop may be interrupted between writing and looking at the clock; what has arrived had been written.
+        "to_socket": _spread([1e3 * (min(written, arrived) - began) for began, written, arrived in frames]),
+        "to_client": _spread([1e3 * (arrived - began) for began, _, arrived in frames]),
+        "cpu_us_per_frame": 1e6 * used / len(frames),
     }
+
+
+def _spread(waits: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(waits, n=100, method="inclusive")
+    return {"p50_ms": cuts[49], "p90_ms": cuts[89], "p99_ms": cuts[98], "max_ms": max(waits)}
 
 
 def main() -> None:
@@ -84,24 +89,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    computed: dict[int, list[float]] = defaultdict(list)
-    _record(computed)
-    up = threading.Event()
+    sent: Sent = defaultdict(list)
+    _record(sent)
     llm = LLM(options.model, speculation=options.speculation, max_sequences=64, self_test=False)
-    server = Server(llm, ServeConfig(), "127.0.0.1", 0, lambda address: up.set())
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    up.wait()
-    try:
-        measure(server, computed, 2, 8)  # warm
-        rows = [measure(server, computed, int(streams), options.tokens) for streams in options.streams.split(",")]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with serving(llm) as server:
+        measure(server, sent, 2, 8)  # warm
+        rows = [measure(server, sent, int(streams), options.tokens) for streams in options.streams.split(",")]
     for row in rows:
-        print(
-            "  ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
-        )
+        print(f"{row['streams']} streams, {row['frames']} frames, {row['cpu_us_per_frame']:.0f} us of CPU a frame")
+        for name in ("to_socket", "to_client"):
+            print(f"    {name}:", "  ".join(f"{key} {value:.2f}" for key, value in row[name].items()))
     if options.json:
         options.json.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=2) + "\n")
 

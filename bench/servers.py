@@ -1,4 +1,4 @@
-"""The part of docs/benchmarks.md that compares servers under load, from the file of bench/peers/serving.py."""
+"""The part of docs/benchmarks.md that compares servers under load, from the file of bench/peers/under_load.py."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def servers_part(result: dict[str, Any]) -> str:
     levels = list(dict.fromkeys(row["in_flight"] for row in rows))
     found = {(row["server"], row["in_flight"]): row for row in rows}
     names = list(dict.fromkeys(row["server"] for row in rows))
-    requests = ", ".join(f"{found[names[0], level]['requests']} at {level}" for level in levels)
+    requests = ", ".join(f"{n} at {level}" for level, n in {row["in_flight"]: row["requests"] for row in rows}.items())
     parts = [
         f"\n## Servers under load\n\nFile [{FILE}](../bench/results/{FILE}), made on {told['date'][:10]} by "
         f"`{told['command']}`; commit {told['commit'][:12]}, {told['threads']} threads, {told['cpu']}.\n\n"
         f"Tokens per second of all requests together, prompts included: so many in flight, the next one sent as soon as one is "
-        f"answered. {settings['prompts']} prompts, {settings['max_tokens']} tokens at most; requests: {requests}. No server "
-        f"makes use of earlier requests.\n\n",
+        f"answered. {settings['prompts']} prompts, {settings['max_tokens']} tokens at most; requests: {requests}; medians of "
+        f"{max(row['turns'] for row in rows)} turns. No server makes use of earlier requests.\n\n",
         _table("server", levels, {name: [_rate(found.get((name, level))) for level in levels] for name in names}),
     ]
     if ratios := _ratios(found, names, levels):

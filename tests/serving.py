@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import httpx
 import torch
+import uvicorn
 from checkpoints import chain, path_law
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,18 +34,13 @@ PATIENCE = 20.0
 point, is told by what came of it."""
 
 
-class Running:
-    """A server that runs, and a client for it."""
+class Asking:
+    """A client of a server, wherever that runs."""
 
-    def __init__(self, server: Server, address: str) -> None:
-        self.server, self.url, self.llm = server, address, server.service.llm
-        keys = server.service.config.api_keys
-        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        self.http = httpx.Client(base_url=address, timeout=PATIENCE, headers=headers, verify=False)
-
-    def openai(self) -> OpenAI:
-        keys = self.server.service.config.api_keys
-        return OpenAI(base_url=f"{self.url}/v1", api_key=keys[0] if keys else "none", max_retries=0)
+    def __init__(self, address: str, key: str = "", patience: float = PATIENCE) -> None:
+        self.url = address
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=address, timeout=patience, headers=headers, verify=False)
 
     def post(self, route: str, **body: Any) -> httpx.Response:
         return self.http.post(route, json=body)
@@ -79,6 +75,18 @@ class Running:
             if "_bucket" not in name
         }
 
+
+class Running(Asking):
+    """A server that runs here, and a client for it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.llm = server, server.service.llm
+        super().__init__(server.address, next(iter(server.service.config.api_keys), ""))
+
+    def openai(self) -> OpenAI:
+        keys = self.server.service.config.api_keys
+        return OpenAI(base_url=f"{self.url}/v1", api_key=keys[0] if keys else "none", max_retries=0)
+
     def settled(self, seconds: float = PATIENCE) -> dict[str, float]:
         """The metrics once nothing runs any more."""
         return until(
@@ -92,30 +100,33 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(llm: LLM, *, tracing: Any = None, **config: Any) -> Iterator[Running]:
-    """Serve a model for the time of the block; afterwards nothing may be held."""
-    addresses: list[str] = []
-    up = threading.Event()
-
-    def ready(address: str) -> None:
-        addresses.append(address)
-        up.set()
-
-    server = Server(llm, ServeConfig(**{"shutdown_seconds": 0.2, **config}), "127.0.0.1", 0, ready, tracing)
+def in_thread(server: uvicorn.Server, start: float = PATIENCE, end: float = PATIENCE) -> Iterator[None]:
+    """Run a server for the time of the block; it must take requests and stop within so many seconds."""
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert up.wait(20), "the server did not start"
-    running = Running(server, addresses[0])
+    until(lambda: server.started, start)
     try:
-        yield running
+        yield
     finally:
-        running.http.close()
         server.should_exit = True
-        thread.join(20)
+        thread.join(end)
         assert not thread.is_alive(), "the server did not stop"
-        if not server.service.worker.failed:
-            llm.engine.check()
-            assert not llm.engine.has_work, "sequences were left behind"
+
+
+@contextlib.contextmanager
+def serving(llm: LLM, *, tracing: Any = None, **config: Any) -> Iterator[Running]:
+    """Serve a model for the time of the block; afterwards nothing may be held."""
+    settings = ServeConfig(**{"shutdown_seconds": 0.2, **config})
+    server = Server(llm, settings, "127.0.0.1", 0, tracing=tracing)
+    with in_thread(server):
+        running = Running(server)
+        try:
+            yield running
+        finally:
+            running.http.close()
+    if not server.service.worker.failed:
+        llm.engine.check()
+        assert not llm.engine.has_work, "sequences were left behind"
 
 
 def call(server: Running, route: str, body: dict[str, Any]) -> socket.socket:

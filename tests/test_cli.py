@@ -135,7 +135,7 @@ def test_json_is_one_strict_object_with_everything(run: Callable[..., Any], llm:
     assert (answer["usage"], answer["finish_reason"], answer["error"]) == (expected.usage, expected.finish_reason, None)
     assert [entry["token"] for entry in answer["logprobs"]] == answer["tokens"]
     assert all(len(entry["top"]) == 3 for entry in answer["logprobs"])
-    assert answer["precision"] == "fp32"
+    assert answer["precision"] == answer["kv_format"] == "fp32"
     assert answer["speculation"] == ["suffix", "recycling"]
     assert answer["exact"] is True
     assert answer["stats"]["tokens_per_pass"] == len(answer["tokens"]) / answer["stats"]["target_passes"]
@@ -345,6 +345,7 @@ def test_compare_would_have_noticed(run: Callable[..., Any], monkeypatch: pytest
         ([PROMPT, "--temperature", "-1"], "temperature must be"),
         ([PROMPT, "--speculation", "telepathy"], "speculation must be one of off, auto"),
         ([PROMPT, "--acceptance", "hope"], "acceptance must be one of coupled, greedy"),
+        ([PROMPT, "--kv-format", "int3"], "kv_format must be one of auto, fp32, bf16, int8, int4"),
         ([PROMPT, "--max-nodes", "0"], "max_nodes must be"),
         ([PROMPT, "--logit-bias", "65:1"], "ID=VALUE"),
         ([PROMPT, "--logit-bias", "9999=1"], "vocabulary"),

@@ -1,4 +1,7 @@
-"""The promise on the real model: drafts, batches and chunks change no token and no bit of a logit, in blocks and in bf16."""
+"""The promise on the real model: drafts, batches and chunks change no token and no bit of a logit.
+
+In blocks and in bf16, with keys and values in bf16 and in int8.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from harness import Request, make_engine, run, serve, truth_of
 
 from specdec import kernels
 from specdec.config import DEFAULT_MODEL, SamplingParams
+from specdec.kv.codec import DTYPES
 from specdec.models.gguf import read_metadata
 from specdec.models.source import resolve
 from specdec.models.tokenizer import Tokenizer
@@ -47,19 +51,22 @@ def requests(temperature: float) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("precision", ["blocks", "bf16"])
-def test_rows_are_bitwise_independent(default_model, precision: str) -> None:
+HELD = pytest.mark.parametrize(("precision", "kv_format"), [("blocks", "bf16"), ("bf16", "bf16"), ("blocks", "int8")])
+
+
+@HELD
+def test_rows_are_bitwise_independent(default_model, precision: str, kv_format: str) -> None:
     """The start-up self-test finds no difference at all, and would say so if it did."""
-    found = check_invariance(default_model(precision), ops())
+    found = check_invariance(default_model(precision).holding(DTYPES[kv_format]), ops())
     assert found.exact, found.describe()
     assert set(found.differences) == {"burst width", "tree shape", "chunking", "batch"}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("precision", ["blocks", "bf16"])
-def test_drafts_change_nothing(default_model, precision: str, temperature: float) -> None:
+@HELD
+def test_drafts_change_nothing(default_model, precision: str, kv_format: str, temperature: float) -> None:
     """Each request alone without drafts; then all in one batch with drafts of every kind, narrow and wide."""
-    model, asked = default_model(precision), requests(temperature)
+    model, asked = default_model(precision).holding(DTYPES[kv_format]), requests(temperature)
     alone = [serve(model, ops(), [request])[0] for request in asked]
     for kind, max_nodes in (("auto", 8), ("ngram", 3), ("recycling", 16)):
         answers = serve(model, ops(), asked, kind, max_nodes=max_nodes, prefill_rows=50)

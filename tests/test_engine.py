@@ -278,6 +278,15 @@ def test_a_pool_smaller_than_the_window_is_refused(ops: Kernels) -> None:
     Engine(ring(33_001), ops, EngineConfig(self_test=False))  # no multiple of a block, and larger than the usual pool
 
 
+def test_heads_that_a_format_of_keys_does_not_take_are_refused(ops: Kernels) -> None:
+    """TableModel has heads of 8 entries: no group of codes has so few."""
+    for kv_format in ("int8", "int4"):
+        with pytest.raises(ConfigError, match=f"kv_format {kv_format} takes heads of a multiple of 16.*bf16"):
+            Engine(ring(), ops, EngineConfig(kv_format=kv_format, self_test=False))
+    assert Engine(ring(), ops, EngineConfig(kv_format="bf16", self_test=False)).pool.keys.dtype is torch.bfloat16
+    assert Engine(ring(), ops, EngineConfig(self_test=False)).pool.keys.dtype is torch.float32
+
+
 def law_of(model: TableModel, ops: Kernels, params: SamplingParams) -> Tensor:
     """[V] relative frequencies of 20,000 tokens sampled with drafts, right and wrong ones, in fifty sequences."""
     requests = [Request((0,), params.replace(max_tokens=400), seed=seed) for seed in range(50)]

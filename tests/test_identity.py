@@ -21,6 +21,7 @@ from reference import decode
 from specdec import kernels
 from specdec.config import SamplingParams
 from specdec.kernels.portable import PortableKernels
+from specdec.kv.codec import DTYPES
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.runner.invariance import check_invariance
@@ -51,7 +52,8 @@ PARAMETERS = {
 }  # fmt: skip
 BUILT_IN = ("ngram", "suffix", "recycling", "auto", "ngram,suffix,recycling")
 FAKES = ("oracle", "adversary", "thicket")
-PRECISIONS = ("fp32", "bf16", "q8", "q4")
+PRECISIONS = ("fp32", "bf16", "q8", "q4", "q8 int8", "bf16 int4")
+"""Of the weights, and the format of keys and values where it is not the one that goes with them."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,7 +67,9 @@ def model(request, tmp_path_factory):
 
 
 def load(folder: Path, precision: str, **overrides):
-    return load_model(resolve(str(tiny(folder, **overrides))), precision, ops(), torch.device("cpu"))
+    precision, _, kv_format = precision.partition(" ")
+    model = load_model(resolve(str(tiny(folder, **overrides))), precision, ops(), torch.device("cpu"))
+    return model.holding(DTYPES[kv_format]) if kv_format else model
 
 
 def prompts(n: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -229,11 +233,11 @@ def test_order_of_arrival_does_not_matter(model) -> None:
         assert [answer.same for answer in answers] == [alone[i].same for i in order]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "q8"])
-def test_portable_kernels_keep_the_promise(tmp_path, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "kv_format"), [("fp32", "fp32"), ("q8", "bf16"), ("q8", "int8")])
+def test_portable_kernels_keep_the_promise(tmp_path, precision: str, kv_format: str) -> None:
     """Where nothing was compiled the PyTorch kernels serve, and speculation changes no token there either."""
     portable = PortableKernels()
-    model = load_model(resolve(str(tiny(tmp_path))), precision, portable, torch.device("cpu"))
+    model = load_model(resolve(str(tiny(tmp_path))), precision, portable, torch.device("cpu")).holding(DTYPES[kv_format])
     assert check_invariance(model, portable).exact
     for temperature in (0.0, 0.7):
         requests = [replace(r, params=r.params.replace(max_tokens=12, min_tokens=0)) for r in mixed(temperature, 4)]

@@ -18,7 +18,7 @@ def test_memory_of_keys_and_values() -> None:
     assert kv_bytes(32, 8, 128, KV_BYTES["bf16"], tokens=8192) == 2**30
     assert kv_bytes(32, 32, 128, KV_BYTES["bf16"]) == 4 * kv_bytes(32, 8, 128, KV_BYTES["bf16"]), "without shared heads"
     assert kv_bytes(80, 8, 128, KV_BYTES["bf16"], tokens=131072) == 40 * 2**30
-    assert kv_bytes(32, 8, 128, KV_BYTES["int8"]) == kv_bytes(32, 8, 128, KV_BYTES["fp32"]) // 4
+    assert kv_bytes(32, 8, 128, KV_BYTES["fp8"]) == kv_bytes(32, 8, 128, KV_BYTES["fp32"]) // 4
 
 
 def test_the_work_of_a_pass_is_counted_term_by_term() -> None:

@@ -18,16 +18,19 @@ from test_identity import BUILT_IN, FAKES, drafter_of, mixed, plain
 from specdec import kernels
 from specdec.config import BLOCK_SIZE, SamplingParams
 from specdec.engine import Engine
+from specdec.kv.codec import DTYPES
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 
 N_REQUESTS = 16
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+@pytest.fixture(scope="module", params=["bf16", "int8"])
+def model(request, tmp_path_factory):
+    """TINY, with its keys and values in either format."""
     folder = str(tiny(tmp_path_factory.mktemp("tiny")))
-    return load_model(resolve(folder), "q8", kernels.select(torch.device("cpu")), torch.device("cpu"))
+    model = load_model(resolve(folder), "q8", kernels.select(torch.device("cpu")), torch.device("cpu"))
+    return model.holding(DTYPES[request.param])
 
 
 def ops():

@@ -21,6 +21,8 @@ class EngineKind:
     reads_gguf: bool
     """Otherwise it reads the exported folder."""
     own_environment: bool = True
+    layout: str | None = None
+    """Of the GGUF file's 4-bit blocks, where its products over several rows are fast in another one than the file's."""
 
     @property
     def script(self) -> Path:
@@ -44,7 +46,7 @@ ENGINES = {
     kind.name: kind
     for kind in (
         EngineKind("specdec", "specdec", reads_gguf=True, own_environment=False),
-        EngineKind("llama_cpp", "llama.cpp", reads_gguf=True),
+        EngineKind("llama_cpp", "llama.cpp", reads_gguf=True, layout="Q4_0"),
         EngineKind("openvino", "OpenVINO GenAI", reads_gguf=True),
         EngineKind("transformers", "transformers", reads_gguf=False),
         EngineKind("vllm", "vLLM", reads_gguf=False),

@@ -20,6 +20,8 @@ from typing import Any
 
 SLOT_CONTEXT = 2048
 """Tokens of prompt and answer together that every server makes room for, for each request in flight."""
+BACKLOG = 128
+"""Connections that may wait to be taken. With Python's five, of many that come at once some are reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class Batching(ABC):
         """Go on for a little while, put what has finished into its ``answer``, and tell how many still run."""
 
 
+class Listener(ThreadingHTTPServer):
+    """Takes connections, each in a thread of its own."""
+
+    request_queue_size = BACKLOG
+    daemon_threads = True
+
+
 def serve(engine: Batching, port: int) -> None:
     """Answer requests for ever."""
     inbox: queue.SimpleQueue[Asked] = queue.SimpleQueue()
@@ -102,8 +111,7 @@ def serve(engine: Batching, port: int) -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server = Listener(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     running = 0
     while True:

@@ -1,4 +1,4 @@
-"""llama.cpp through its own server, which xllamacpp runs inside this process: the GGUF file as it is.
+"""llama.cpp through its own server, which xllamacpp runs inside this process.
 
 Speculation is a setting of the server. Requests go to its completion route, which
 takes token ids and gives them back. The whole answer comes at once, so that nothing is lost to events; the time to the
@@ -26,7 +26,7 @@ class LlamaCpp(Engine):
     modes = ("plain", "prompt lookup")
 
     def __init__(self, settings: Settings) -> None:
-        self.versions = {**versions("xllamacpp"), "kernels": xllamacpp.get_system_info().strip()}
+        self.versions = {**versions("xllamacpp"), "kernels": xllamacpp.get_system_info().strip(), "file": settings.model.name}
         self._server = _server(settings)
 
     def answer(self, request: Request) -> Answer:

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import openvino
 import openvino_genai as genai
-from listening import Asked, Batching, options, serve
+from listening import SLOT_CONTEXT, Asked, Batching, options, serve
 
 
 class Pipeline(Batching):
@@ -19,6 +19,7 @@ class Pipeline(Batching):
         scheduling = genai.SchedulerConfig()
         scheduling.enable_prefix_caching = False
         scheduling.max_num_seqs = given.slots
+        scheduling.max_num_batched_tokens = SLOT_CONTEXT
         self._end_tokens = set(given.end_tokens)
         self._pipeline = genai.ContinuousBatchingPipeline(
             given.model, scheduling, "CPU", {"INFERENCE_NUM_THREADS": given.threads}

@@ -10,7 +10,6 @@ fails on its way is named with the reason, and the others go on.
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import sys
 import time
@@ -19,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asked
+from asked import Asked
 from engines import ENGINES, EngineKind, missing, peers_folder
-from export import export
 from protocol import CONTEXT, Request
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -28,16 +28,10 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from workers import UnavailableError, Worker, WorkerError
 
-from specdec.bench.prompts import DEFAULT, Prompt, digest, select
-from specdec.bench.prompts import load as load_prompts
-from specdec.bench.provenance import provenance
 from specdec.bench.result import ALL, Report, Summary, Timing, save
 from specdec.bench.summary import summarise
-from specdec.config import DEFAULT_MODEL, ConfigError
+from specdec.config import ConfigError
 from specdec.models.errors import ModelError
-from specdec.models.load import end_tokens, load_tokenizer
-from specdec.models.source import resolve
-from specdec.models.tokenizer import Tokenizer
 
 WARM_UP = 8
 """Tokens of the request that each mode answers before the first measured one."""
@@ -58,16 +52,6 @@ class Plan:
     prompt_processing: int
     """Length of the prompt whose processing is timed; 0 leaves it out."""
     prompt_repeats: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt as every engine gets it."""
-
-    id: str
-    task: str
-    text: str
-    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,37 +152,10 @@ def start(
             try:
                 workers[kind.title] = Worker(kind.title, command(kind), logs / f"{kind.name}.log")
                 continue
-            except (UnavailableError, WorkerError) as error:
+            except (UnavailableError, WorkerError, ModelError) as error:
                 reason = str(error)
         skipped.append({"engine": kind.title, "reason": reason})
     return workers, skipped
-
-
-def ask_in_tokens(prompts: Sequence[Prompt], tokenizer: Tokenizer, max_tokens: int) -> list[Asked]:
-    """Prompts laid out by the model's chat template.
-
-    Raises:
-        ConfigError: one leaves no room for its answer.
-    """
-    asked = []
-    for prompt in prompts:
-        request = prompt.request
-        ids = tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
-        if len(ids) + max_tokens > CONTEXT:
-            raise ConfigError(f"{prompt.id} has {len(ids)} tokens, which with {max_tokens} more exceeds {CONTEXT}")
-        asked.append(Asked(prompt.id, prompt.task, tokenizer.decode(ids, skip_special=False), ids))
-    return asked
-
-
-def long_prompts(prompts: Sequence[Asked], tokenizer: Tokenizer, n_tokens: int, count: int) -> list[Asked]:
-    """Prompts of exactly ``n_tokens``, each beginning with another of the given ones so that no two share a beginning."""
-    long = []
-    for i in range(count):
-        start = i % len(prompts)
-        turned = itertools.cycle([*prompts[start:], *prompts[:start]])
-        ids = list(itertools.islice(itertools.chain.from_iterable(prompt.token_ids for prompt in turned), n_tokens))
-        long.append(Asked(f"long-{i + 1}", "prompt processing", tokenizer.decode(ids, skip_special=False), ids))
-    return long
 
 
 def tables(comparison: Comparison, summary: Sequence[Summary]) -> list[Table]:
@@ -231,19 +188,12 @@ def _name(title: str, mode: str) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = asked.parser(__doc__, max_tokens=128)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES), metavar="ENGINE")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="an alias or a .gguf file")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT, help="JSONL with id, task and prompt")
-    parser.add_argument("--tasks", nargs="+", default=[])
-    parser.add_argument("--limit", type=int, help="at most so many prompts, taken from the tasks in turn")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.3, help="seconds between requests")
     parser.add_argument("--prompt-processing", type=int, default=1000, metavar="TOKENS", help="0 leaves it out")
     parser.add_argument("--prompt-repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     for name in ("max_tokens", "threads", "repeats", "prompt_repeats"):
         if getattr(arguments, name) < 1:
@@ -256,38 +206,29 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     arguments = _parse()
     console = Console(stderr=True)
+    kinds = [ENGINES[name] for name in arguments.engines]
     try:
-        source = resolve(arguments.model, progress=True)
-        if source.kind != "gguf":
-            raise ConfigError(f"{arguments.model} is no GGUF model, which all engines can be given")
-        prompts = select(load_prompts(arguments.prompts), arguments.tasks, arguments.limit)
-        tokenizer = load_tokenizer(source)
-        asked = ask_in_tokens(prompts, tokenizer, arguments.max_tokens)
-        ends = [str(token) for token in sorted(end_tokens(source))]
-        kinds = [ENGINES[name] for name in arguments.engines]
-        folder = peers_folder() / "models" / source.path.stem
-        if any(not kind.reads_gguf and missing(kind) is None for kind in kinds):
-            export(source.path, folder)
+        questions = asked.read(arguments, CONTEXT)
     except (ConfigError, ModelError) as error:
         sys.exit(str(error))
+    prompts = questions.asked
 
     def command(kind: EngineKind) -> list[str]:
-        model = str(source.path if kind.reads_gguf else folder)
-        options = ["--model", model, "--threads", str(arguments.threads), "--end-tokens", *ends]
-        return [str(kind.python), str(kind.script), *options]
+        return [str(kind.python), str(kind.script), *questions.arguments(kind, arguments.threads)]
 
     plan = Plan(arguments.max_tokens, arguments.repeats, arguments.pause, arguments.prompt_processing, arguments.prompt_repeats)
     workers, skipped = start(kinds, command, peers_folder() / "logs")
     comparison = Comparison(workers, plan, skipped)
     try:
         with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
-            bar = progress.add_task("warming up", total=len(asked) * len(comparison.modes) * plan.repeats)
-            comparison.warm_up(asked[0])
+            bar = progress.add_task("warming up", total=len(prompts) * len(comparison.modes) * plan.repeats)
+            comparison.warm_up(prompts[0])
             comparison.measure(
-                asked, lambda run: progress.update(bar, advance=1, description=f"{run.prompt}, turn {run.turn + 1}")
+                prompts, lambda run: progress.update(bar, advance=1, description=f"{run.prompt}, turn {run.turn + 1}")
             )
         if plan.prompt_processing:
-            comparison.measure_prompts(long_prompts(asked, tokenizer, plan.prompt_processing, plan.prompt_repeats))
+            long = asked.long_prompts(prompts, questions.tokenizer, plan.prompt_processing, plan.prompt_repeats)
+            comparison.measure_prompts(long)
         engines = {title: worker.versions for title, worker in comparison.workers.items()}
     finally:
         comparison.close()
@@ -300,9 +241,7 @@ def main() -> None:
         Console().print(view)
     if arguments.json:
         report = Report(
-            provenance=provenance(
-                engines=engines, threads=arguments.threads, model=source.name, prompts_sha256=digest(prompts)
-            ),
+            provenance=questions.provenance(engines, arguments.threads),
             settings={**asdict(plan), "temperature": 0.0, "concurrency": 1, "prompts": len(prompts)},
             modes=tuple(comparison.modes),
             runs=tuple(comparison.runs),

@@ -14,6 +14,8 @@ PRECISIONS: tuple[Precision, ...] = ("auto", "blocks", "q4", "q8", "bf16", "fp32
 DRAFTERS: tuple[str, ...] = ("ngram", "suffix", "recycling", "trained")
 ACCEPTANCES: tuple[str, ...] = ("coupled", "greedy", "rejection", "block", "recursive", "multistep", "traversal", "typical")
 """Rules by which drafted tokens are accepted; docs/rules.md says what each keeps."""
+KV_FORMATS: tuple[str, ...] = ("auto", "fp32", "bf16", "int8", "int4")
+"""What keys and values may be held in; ``auto`` is fp32 where the weights are, and bf16 elsewhere."""
 AUTO = "auto"
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -308,6 +310,9 @@ class EngineConfig:
     """Longest prompt and output together; None takes the model's context."""
     kv_tokens: int | None = None
     """Tokens that the key and value pool holds; None: four of the longest sequences, or as many as fit 32,768, at least one."""
+    kv_format: str = AUTO
+    """What keys and values are held in, from KV_FORMATS. int8 and int4 take about half and a quarter of the memory of bf16 and
+    make another, declared model of it: docs/quality.md says what that costs."""
     prefill_rows: int = 128
     """Most prompt rows in one step."""
     step_seconds: float = 0.1
@@ -342,6 +347,7 @@ class EngineConfig:
             self.kv_tokens,
             f"an integer >= {BLOCK_SIZE}",
         )
+        _require(self.kv_format in KV_FORMATS, "kv_format", self.kv_format, f"one of {', '.join(KV_FORMATS)}")
         _require(_is_int(self.prefill_rows) and self.prefill_rows >= 1, "prefill_rows", self.prefill_rows, "an integer >= 1")
         if self.pass_seconds is not None:
             rule, given = "a mapping of numbers of rows in [1, 4096] to seconds in [1e-9, 1e9], or None", self.pass_seconds

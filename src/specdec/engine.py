@@ -16,11 +16,13 @@ from torch import Tensor
 
 from specdec import attention, draft
 from specdec.acceptance import Acceptance
-from specdec.config import BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
+from specdec.commit import Committer
+from specdec.config import AUTO, BLOCK_SIZE, ConfigError, EngineConfig, SamplingParams
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
 from specdec.kernels.base import Kernels
+from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
@@ -34,11 +36,9 @@ from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
 from specdec.sampling import History, SamplingError, logprob
 from specdec.scheduler import Grant, Scheduler
-from specdec.tree import depths
 from specdec.types import (
     Delta,
     Draft,
-    FinishReason,
     Forward,
     Sequence,
     Span,
@@ -80,7 +80,8 @@ class Engine:
         rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence, or the rule would not be exact with these drafters.
+        ConfigError: the pool cannot hold the longest sequence, its heads do not fit the format of keys and values, or the rule
+            would not be exact with these drafters.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class Engine:
                 f"a pool of {config.kv_tokens} tokens ({n_blocks} whole blocks of {BLOCK_SIZE}) cannot hold a sequence of "
                 f"{self.max_len}, which needs {longest} blocks: raise kv_tokens or lower max_len"
             )
+        if config.kv_format != AUTO:
+            model = model.holding(codec.DTYPES[config.kv_format])
         self.model = model
         self.pool = Pool(shape.n_layers, n_blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         self.allocator = BlockAllocator(self.pool.n_blocks)
@@ -122,6 +125,7 @@ class Engine:
         )
         self.stats = Stats(**self.acceptance.facts)
         self.recent = Recent()
+        self._committer = Committer(self.pool, self.cache, self.stats)
         self._config = config
         self._runner = make_runner(model, attention.select(self.pool, kernels), self.drafter.taps if self.drafter else ())
         self._ids = itertools.count()
@@ -238,7 +242,7 @@ class Engine:
         tokens = self.acceptance.choose(step, forward)
         verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
         judged = time.perf_counter()
-        outcomes = [self._commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
+        outcomes = [self._committer.commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
         deltas = [delta for delta in outcomes if delta]
         committed = time.perf_counter()
         if self.budget:
@@ -357,61 +361,6 @@ class Engine:
             return self.acceptance.judge(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
         except SamplingError as error:
             return error
-
-    def _commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
-        """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""
-        sequence, tree = span.sequence, span.draft.tree
-        for stats in (self.stats, sequence.stats):
-            stats.prompt_rows += max(0, span.stop - span.start - span.complete)
-            stats.prefill_passes += not span.complete
-        if verdict is None:
-            sequence.n_cached = span.stop
-            if self.cache:
-                self.cache.enter(sequence)
-            return None
-        if isinstance(verdict, SamplingError):
-            return Delta(sequence.id, (), (), finish_reason="error", error=str(verdict), stats=sequence.stats)
-
-        if not sequence.n_output:  # the prompt has just been read to its end
-            sequence.stats.prompt_tokens = sequence.n_prompt
-            self.stats.prompt_tokens += sequence.n_prompt
-            self.stats.cached_tokens += sequence.stats.cached_tokens
-        reason: FinishReason | None = None
-        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
-        for count, token in enumerate(emitted, start=1):
-            sequence.tokens.append(token)
-            sequence.history.append(token)
-            if reason := self._ending(sequence, token):
-                emitted = emitted[:count]
-                break
-        path = verdict.path[: len(emitted)]
-        if path:
-            sources, targets = [span.stop + node for node in path], list(range(span.stop, span.stop + len(path)))
-            self.pool.move(sequence.table.blocks, sources, targets)
-        # The last emitted token is pending, unless the sequence ended on a drafted one, whose row is then not needed.
-        sequence.n_cached = len(sequence.tokens) - 1
-        sequence.table.truncate(sequence.n_cached)
-        if self.cache:
-            self.cache.enter(sequence)
-        for stats in (self.stats, sequence.stats):
-            stats.record_burst(span.draft, depths(tree), path, len(emitted))
-        first = sequence.n_output == len(emitted)
-        return Delta(
-            sequence.id,
-            tuple(emitted),
-            tuple([*(span.draft.sources[node] for node in path), None][: len(emitted)]),
-            verdict.logprobs and verdict.logprobs[: len(emitted)],
-            tuple(sequence.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None,
-            reason,
-            stats=sequence.stats if reason else None,
-        )
-
-    @staticmethod
-    def _ending(sequence: Sequence, token: int) -> FinishReason | None:
-        """Does this token, just committed, end the sequence?"""
-        if token in sequence.end_tokens or (sequence.stopper and sequence.stopper.feed(token)):
-            return "stop"
-        return "length" if sequence.room == 0 else None
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

@@ -29,6 +29,7 @@ from specdec.config import (
 )
 from specdec.engine import Engine, RequestError
 from specdec.kernels.base import Kernels
+from specdec.kv import codec
 from specdec.models.base import Model
 from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
@@ -85,6 +86,7 @@ class LLM:
             ``speculation``. docs/rules.md says which of them change tokens.
         threads: of the whole process; None leaves the number as it is.
         max_len: longest prompt and output together; None takes the model's context.
+        kv_format: what keys and values are held in, one of ``config.KV_FORMATS``; ``auto`` goes by the precision.
         device: where the model runs; the native kernels run on ``cpu``.
         progress: show progress of a download on stderr.
         settings: further settings of ``EngineConfig``.
@@ -105,6 +107,7 @@ class LLM:
         acceptance: str | None = None,
         threads: int | None = None,
         max_len: int | None = None,
+        kv_format: str = AUTO,
         device: str = "cpu",
         progress: bool = True,
         **settings: Any,
@@ -117,7 +120,7 @@ class LLM:
         if acceptance is not None:
             speculation = dataclasses.replace(speculation, acceptance=acceptance)
         where = _device(device)
-        config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, **settings})
+        config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, "kv_format": kv_format, **settings})
         if threads is not None:
             if threads < 1:
                 raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
@@ -164,6 +167,7 @@ class LLM:
         self.end_tokens = end_tokens
         self.name = name
         self.precision = model.precision
+        self.kv_format = codec.name_of(self.engine.model.kv_dtype)
         self._runs: dict[int, Run] = {}
         self._abandoned: list[Run] = []
         """Runs of streams that were dropped without being closed; they end before the next pass."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-"""Bytes of one entry of a key or value by its format; scales, where a format has any, not counted."""
+KV_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of one entry of a key or value, in formats without scales. ``kv.codec`` knows those with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Sizes:
     """The same of the output matrix: only rows whose logits are wanted."""
     weight_bytes: int
     """Of all these, as they lie in memory."""
-    kv_entry_bytes: int
+    kv_entry_bytes: float
+    """With its share of a scale, where it has one."""
 
     @property
     def kv_bytes(self) -> int:
@@ -82,9 +83,9 @@ class Sizes:
         return Work(2.0 * (products + attention), float(self.weight_bytes + self.kv_bytes * (cached + rows)))
 
 
-def kv_bytes(n_layers: int, n_kv_heads: int, head_dim: int, entry_bytes: int, tokens: int = 1) -> int:
+def kv_bytes(n_layers: int, n_kv_heads: int, head_dim: int, entry_bytes: float, tokens: int = 1) -> int:
     """Memory of the keys and values of so many tokens. Query heads that share a key head share its memory."""
-    return 2 * n_layers * n_kv_heads * head_dim * entry_bytes * tokens
+    return round(2 * n_layers * n_kv_heads * head_dim * entry_bytes) * tokens
 
 
 def widest_within(machine: Machine, sizes: Sizes, cached: int, rows: int) -> int:

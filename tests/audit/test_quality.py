@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.audit.quality import check_quality, cost, losses, shipped_text, windows
+from specdec.audit.quality import check_kv_format, check_quality, cost, losses, shipped_text, windows
 from specdec.llm import LLM
 
 
@@ -55,6 +55,22 @@ def test_a_model_that_would_not_fit_twice_is_left_out(llm: LLM, monkeypatch: pyt
     check = check_quality(llm, lambda: pytest.fail("loaded all the same"), None, 256, 60)
     assert check.status == "left out"
     assert "fp32" in check.summary
+
+
+def test_a_format_of_keys_and_values_is_measured_against_bf16(folder: Path) -> None:
+    """4-bit codes cost more than 8-bit ones, which cost something; floats are not measured."""
+    found = {}
+    for kv_format in ("int8", "int4"):
+        check = check_kv_format(LLM(str(folder), precision="q8", kv_format=kv_format, self_test=False), None, 1024, 1e6)
+        assert check.status == "measured"
+        assert f"{kv_format} for keys and values adds" in check.summary
+        assert check.details["against"] == "bf16"
+        found[kv_format] = check.details
+    assert found["int4"]["same_top1"] < found["int8"]["same_top1"] < 1
+    assert 0 < abs(found["int8"]["added"]) < 0.1
+    check = check_kv_format(LLM(str(folder), precision="q8", self_test=False), None, 1024, 1e6)
+    assert "not quantised" in check.summary
+    assert not check.details
 
 
 def test_losses_are_finite(llm: LLM) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from harness import FLAT
+
+from specdec.audit.divergence import Replay
 from specdec.audit.identity import check_cell, core
 from specdec.audit.law import check_broken_rules, cut_world
 from specdec.audit.report import Check, Report
@@ -11,6 +15,7 @@ from specdec.audit.sabotage import FAULTS, Fault
 from specdec.audit.teeth import check_fault, check_faults
 from specdec.audit.workshop import Workshop
 from specdec.kv.pool import Pool
+from specdec.llm import LLM
 from specdec.verify.broken import BROKEN
 
 
@@ -28,6 +33,19 @@ def test_every_fault_is_caught(workshop: Workshop, cells, fault: Fault) -> None:
     check = check_fault(workshop, fault, cells)
     assert check.status == "passed", check.summary
     assert check.details["cell"] in [cell.describe() for cell in cells]
+
+
+def test_faults_of_the_cache_are_caught_where_it_is_quantised(folder: Path) -> None:
+    """Codes and scales that stay behind, come too late, or are somebody else's; a sound engine passes in the same cells."""
+    llm = LLM(str(folder), precision="q8", kv_format="int8", self_test=False, pass_seconds=FLAT)
+    workshop = Workshop(llm, 14)
+    workshop.prepare(0.0)
+    cells = core(workshop, 8)
+    assert {check_cell(workshop, cell, Replay(llm, 128)).status for cell in cells} == {"passed"}
+    for fault in FAULTS:
+        if fault.part == "cache":
+            check = check_fault(workshop, fault, cells)
+            assert check.status == "passed", check.summary
 
 
 def test_a_fault_is_gone_afterwards(workshop: Workshop, cells, replay) -> None:

@@ -132,7 +132,7 @@ def test_without_results(page) -> None:
 
 def row(server: str, in_flight: int, rate: float) -> dict[str, object]:
     waits = {"request_seconds_p50": 1.25, "request_seconds_max": 2.5}
-    return {"server": server, "in_flight": in_flight, "requests": 8, "tokens_per_second": rate, **waits}
+    return {"server": server, "in_flight": in_flight, "turns": 2, "requests": 8, "tokens_per_second": rate, **waits}
 
 
 def test_servers_under_load(page) -> None:
@@ -149,6 +149,7 @@ def test_servers_under_load(page) -> None:
     }  # fmt: skip
     text = page.document({}, servers=result)
     for line in (
+        "medians of 2 turns",
         "| specdec on | 300.0 | 400.0 |",
         "| specdec on over off | 1.50 | 1.00 |",
         "| specdec on over the best other | 3.00 | 2.50 |",

@@ -9,14 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import asked
 import engines
 import install
 import pytest
 import run
 import workers
+from asked import Asked
 from engines import EngineKind
 from protocol import Request
-from run import Asked, Comparison, Plan
+from run import Comparison, Plan
 from workers import UnavailableError, Worker, WorkerError
 
 from specdec.bench.result import Report, load, save
@@ -240,7 +242,7 @@ class Words:
 
 
 def test_long_prompts_have_the_length_asked_for_and_different_beginnings():
-    long = run.long_prompts(PROMPTS, Words(), 8, 3)
+    long = asked.long_prompts(PROMPTS, Words(), 8, 3)
     assert [prompt.token_ids for prompt in long] == [
         [1, 2, 3, 4, 5, 1, 2, 3],
         [4, 5, 1, 2, 3, 4, 5, 1],

@@ -1,11 +1,15 @@
-"""The exported folder is the same model as the GGUF file, to the rounding of bf16, for transformers and for specdec."""
+"""The forms of the model that engines are given are the same model as the GGUF file, to the rounding of their numbers."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from export import MARK, export
 from forward import logits_of
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from requantise import requantise
 
 from specdec import kernels
 from specdec.config import DEFAULT_MODEL
@@ -49,3 +53,24 @@ def test_a_folder_is_made_again_only_for_another_file(tmp_path):
     assert (export(source, folder) / "config.json").read_text() == "{}"
     (folder / MARK).write_text(json.dumps({"file": "another.gguf", "bytes": 1}))
     assert json.loads((export(source, folder) / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_blocks_change_their_layout_and_nothing_else_changes(tmp_path):
+    source = resolve(DEFAULT_MODEL).path
+    file = requantise(source, "Q4_0", tmp_path / "other.gguf")
+    before, after = GGUFReader(source), GGUFReader(file)
+    assert requantise(source, "Q4_0", file).stat().st_mtime == file.stat().st_mtime
+    ours = {name for name in before.fields if not name.startswith("GGUF.")} - {"general.file_type"}
+    assert ours == {name for name in after.fields if not name.startswith("GGUF.")} - {"general.file_type"}
+    assert all(before.fields[name].contents() == after.fields[name].contents() for name in ours)
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert (old.name, old.shape.tolist()) == (new.name, new.shape.tolist())
+        if old.tensor_type.name != "Q4_1":
+            assert np.array_equal(old.data, new.data)
+            continue
+        assert new.tensor_type.name == "Q4_0"
+        some = slice(8)  # rows
+        weights = dequantize(old.data[some], old.tensor_type)
+        assert np.std(dequantize(new.data[some], new.tensor_type) - weights) < 0.12 * np.std(weights)

@@ -152,7 +152,9 @@ def test_memory_of_models(tmp_path: Path) -> None:
     facts = planning.memory_as_dict(planning.memory(str(path), "fp32", 1000), [1, 3])
     assert facts["bytes"] == {"1": 262_144_000, "3": 786_432_000}
     path.write_text(json.dumps(tiny_config("qwen3")))
-    assert planning.memory(str(path), "int8", 1).per_token == 2 * 2 * 2 * 16
+    assert planning.memory(str(path), "fp8", 1).per_token == 2 * 2 * 2 * 16
+    assert planning.memory(str(path), "int8", 1).per_token == 2 * 2 * 2 * (16 + 2), "a scale for every group"
+    assert planning.memory(str(path), "int4", 1).per_token == 2 * 2 * 2 * (8 + 2)
     with pytest.raises(ConfigError, match="kv format"):
         planning.memory(str(path), "nf4", None)
     path.write_text("{}")

@@ -37,12 +37,16 @@ def test_layouts(tmp_path: Path) -> None:
         '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}',
         '{"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass"}',
         '{"prompt": "x", "id": 7}',
+        '{"turns": ["one", "two"]}',
+        '{"text": "once"}',
     )
     assert prompts.load(path) == [
         Prompt("a", "chat", "Hello"),
         Prompt("line 3", "other", ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"})),
         Prompt("HumanEval/0", "code", "def f():"),
         Prompt("7", "other", "x"),
+        Prompt("line 6", "other", "one"),
+        Prompt("line 7", "other", "once", raw=True),
     ]
 
 
@@ -51,22 +55,32 @@ def test_layouts(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[1]", "a JSON object is expected"),
-        ('{"text": "x"}', 'either "prompt" or "messages" is needed, got the keys text'),
-        ('{"prompt": "x", "messages": []}', 'either "prompt" or "messages"'),
-        ('{"prompt": " "}', '"prompt" must be text that is not empty'),
-        ('{"prompt": ["x"]}', '"prompt" must be text'),
-        ('{"messages": []}', '"messages" must be a list of objects'),
-        ('{"messages": [{"role": "user"}]}', '"messages" must be a list of objects'),
-        ('{"prompt": "x", "task": 3}', '"task" must be text'),
+        ('{"said": "x"}', "one of prompt, messages, turns and text is needed, got the keys said"),
+        ('{"prompt": "x", "messages": []}', "one of prompt, messages, turns and text is needed"),
+        ('{"prompt": " "}', "prompt must be text that is not empty"),
+        ('{"prompt": ["x"]}', "prompt must be text"),
+        ('{"turns": []}', "turns must be text"),
+        ('{"messages": []}', "messages must be a list of objects"),
+        ('{"messages": [{"role": "user"}]}', "messages must be a list of objects"),
+        ('{"prompt": "x", "task": 3}', "task must be text"),
         ('{"prompt": "x", "task": "all"}', "stands for the total"),
-        ('{"prompt": "x", "id": true}', '"id" must be text'),
+        ('{"prompt": "x", "id": true}', "id must be text"),
         ('{"prompt": "x", "id": "first"}', "the id 'first' is taken by an earlier line"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     """File, line and what is wrong; nothing is skipped in silence."""
     path = written(tmp_path, '{"prompt": "fine", "id": "first"}', line)
-    with pytest.raises(ConfigError, match=re.escape(f"{path}, line 2: ") + ".*" + re.escape(message)):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{path}: 1 of 2 lines cannot be used: line 2: ") + ".*" + re.escape(message)
+    ):
+        prompts.load(path)
+
+
+def test_all_bad_lines_are_counted_and_five_named(tmp_path: Path) -> None:
+    """Who has a large file to mend learns of more than the first fault."""
+    path = written(tmp_path, '{"prompt": "fine"}', *["[1]"] * 6)
+    with pytest.raises(ConfigError, match=r"6 of 7 lines .* line 2: .*; line 6: .*; and 1 more$"):
         prompts.load(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from specdec.bench.prompts import Prompt
 from specdec.bench.run import Changed, Plan, measure
 from specdec.config import ConfigError, SamplingParams
 from specdec.llm import LLM
+from specdec.types import Delta
 
 PROMPTS = [
     Prompt("a", "chat", "tick tock tick tock"),
@@ -32,13 +34,41 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), precision="fp32", self_test=False)
 
 
-def test_off_and_on_alternate_prompt_by_prompt(llm: LLM) -> None:
-    """Every second turn begins with speculation on, so that neither side is always the first."""
-    made = measure(llm, PROMPTS[:2], Plan((0.0,), PARAMS, concurrency=1, repeats=2))
-    assert [(run.turn, run.prompt, run.mode) for run in made.runs] == [
-        (0, "a", "off"), (0, "a", "on"), (0, "b", "off"), (0, "b", "on"),
-        (1, "a", "on"), (1, "a", "off"), (1, "b", "on"), (1, "b", "off"),
-    ]  # fmt: skip
+def slowed(llm: LLM, name: str, seconds: float, events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of its engine takes that much longer, and is taken down."""
+    step = llm.engine.step
+
+    def slow() -> list[Delta]:
+        events.append(name)
+        time.sleep(seconds)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", slow)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_off_and_on_alternate_pass_by_pass_by_their_own_clocks(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """The side that has worked less goes on; its seconds leave out the other's; every second turn begins with on."""
+    plain = llm.without_speculation()
+    monkeypatch.setattr(llm, "without_speculation", lambda: plain)
+    events: list[str] = []
+    slowed(plain, "off", 0.02, events, monkeypatch)
+    slowed(llm, "on", 0.004, events, monkeypatch)
+    monkeypatch.setattr(llm, "generate", lambda *args: None)  # no warm-up
+    monkeypatch.setattr(plain, "generate", lambda *args: None)
+    turns: list[int] = []
+    made = measure(llm, PROMPTS[:2], Plan((0.0,), PARAMS, concurrency, repeats=2), lambda prompt: turns.append(len(events)))
+    assert (events[0], events[turns[3]]) == ("off", "on")
+    first = events[: events.index("off", 1)]  # until the slow side was the one that had worked less
+    assert first.count("on") >= 2
+    assert events.count("off") >= 2 * 12
+    wall = {mode: sum(turn["seconds"] for turn in made.turns if turn["mode"] == mode) for mode in ("off", "on")}
+    assert wall["off"] >= 0.02 * events.count("off")
+    assert wall["on"] < wall["off"] / 2
+    for run in made.runs:
+        assert run.seconds <= wall[run.mode]
 
 
 def test_a_result_is_whole(llm: LLM, folder: Path) -> None:
@@ -91,7 +121,7 @@ def test_so_many_requests_are_in_flight(llm: LLM, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(llm.engine, "step", lambda: (at_once.append(len(llm.engine.scheduler.sequences)), step())[1])
     made = measure(llm, PROMPTS, Plan((0.0,), PARAMS, concurrency=2, repeats=1))
     assert max(at_once) == 2
-    assert [run.mode for run in made.runs] == ["off"] * 3 + ["on"] * 3
+    assert sorted(run.mode for run in made.runs) == ["off"] * 3 + ["on"] * 3
     assert sorted(run.prompt_tokens for run in made.runs) == sorted(run.prompt_tokens for run in alone.runs)
     assert not llm.engine.has_work
 

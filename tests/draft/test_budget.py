@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -13,6 +14,7 @@ from drafting import sequence, walk
 
 from specdec.draft.base import Drafter
 from specdec.draft.budget import Budget
+from specdec.draft.gates import GLANCES, PROBING, Gates
 from specdec.draft.merge import Merge
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
@@ -351,3 +353,36 @@ def test_a_new_sequence_waits_where_a_drafter_did_not_pay_for_others() -> None:
     firsts = [next(done for i, done in asked if i == number) for number in range(8)]
     assert firsts[0] == 0
     assert firsts[-1] == 3
+
+
+def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
+    """Resting is a shortcut: who is asked when is what counting every gate in every pass would give."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        rested, counted = Gates(), Gates()
+        doors = [(name, False) for name in "abc"]
+        for gates in (rested, counted):
+            for name in "abc":
+                gates.asked(name, 0.5)
+        for _ in range(300):
+            resting = rested.rests(1)
+            opened = [door for door in doors if counted.opens(1, door)]
+            if resting:
+                assert not opened
+                continue
+            assert [door for door in doors if rested.opens(1, door)] == opened
+            for door in opened:
+                saved, right = rng.choice([0.0, 0.0, 3.0]), rng.random() < 0.2
+                for gates in (rested, counted):
+                    gates.close(1, door, saved, right, 4.0)
+            if not opened:
+                rested.rest(1)
+        assert rested.rests(2) is False, "a sequence that nothing is known of"
+
+
+def test_watching_takes_no_larger_share_than_probing() -> None:
+    """A drafter that watches dearly does so in fewer passes."""
+    gates = Gates()
+    assert gates.glances(["a"], 4.0) == GLANCES
+    gates.watched("a", 0.4)
+    assert gates.glances(["a"], 4.0) == math.ceil(0.4 / (PROBING * 4.0)) > GLANCES

@@ -16,6 +16,14 @@ static inline simde__m512i emulated_join(__m256i low, __m256i high) {
 static inline simde__m512i emulated_cvtepu16_epi32(__m256i a) {
   return emulated_join(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(a)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1)));
 }
+static inline simde__m512i emulated_cvtepi8_epi32(__m128i a) {
+  return emulated_join(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8)));
+}
+static inline simde__m512i emulated_srai_epi32(simde__m512i a, int n) {
+  __m256i half[2];
+  memcpy(half, &a, 64);
+  return emulated_join(_mm256_srai_epi32(half[0], n), _mm256_srai_epi32(half[1], n));
+}
 static inline simde__m512 emulated_cvtph_ps(__m256i a) {
   __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(a)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
   simde__m512 r;
@@ -52,12 +60,16 @@ static inline void emulated_mask_storeu_ps(float *p, unsigned mask, simde__m512 
   for (int i = 0; i < 16; i++)
     if (mask >> i & 1) p[i] = t[i];
 }
+#undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepu16_epi32
+#undef _mm512_srai_epi32
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtepi32_ps
 #undef _mm512_cvtepi32_epi8
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_mask_storeu_ps
+#define _mm512_cvtepi8_epi32(a) emulated_cvtepi8_epi32(a)
+#define _mm512_srai_epi32(a, n) emulated_srai_epi32(a, n)
 #define _mm512_cvtepu16_epi32(a) emulated_cvtepu16_epi32(a)
 #define _mm512_cvtph_ps(a) emulated_cvtph_ps(a)
 #define _mm512_cvtepi32_ps(a) emulated_cvtepi32_ps(a)

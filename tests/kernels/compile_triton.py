@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from specdec.kernels.base import Rows
 from specdec.kernels.portable import PortableKernels
 from specdec.kernels.triton import TritonKernels
+from specdec.kv.pool import Pool
 from specdec.quant.blocks import from_float
 from specdec.quant.linear import pack_dense
 
@@ -47,7 +48,9 @@ def compile_only(self, *arguments, grid, warmup, **options):
     kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
     types = {str(a.dtype) for a in arguments if isinstance(a, torch.Tensor)} - {"torch.float32", "torch.int32"}
     assert kernel.asm["cubin"]
-    compiled.setdefault((self.__name__, " ".join(sorted(types))), set()).add(kernel.asm["ptx"])
+    bits = arguments[-2] if self.__name__ in ("attend", "store_codes") else 0  # of codes
+    name = f"{self.__name__} int{bits}" if bits else self.__name__
+    compiled.setdefault((name, " ".join(sorted(types))), set()).add(kernel.asm["ptx"])
     return kernel
 
 
@@ -65,16 +68,18 @@ def launch_all(kernels: TritonKernels, m: int) -> None:
     for weight in BLOCKS:
         kernels.block_linear(torch.randn(m, D), weight)
     for width in (64, 64 + 2 * m):  # tokens enough for several parts
-        rows, (keys, values) = rows_of(m, width), POOL
-        kernels.store(qkv[:, HEADS : HEADS + KV], qkv[:, HEADS + KV :], keys, values, rows)
-        kernels.attend(qkv[:, :HEADS], keys, values, rows, HD**-0.5, 0)
+        rows = rows_of(m, width)
+        for pool in POOLS:
+            keys, values = pool.keys[0], pool.values[0]
+            kernels.store(qkv[:, HEADS : HEADS + KV], qkv[:, HEADS + KV :], keys, values, rows)
+            kernels.attend(qkv[:, :HEADS], keys, values, rows, HD**-0.5, 0)
 
 
 triton.runtime.driver.set_active(NoDevice())
 JITFunction.run = compile_only
 DENSE = pack_dense(torch.randn(D, D), torch.bfloat16)
 BLOCKS = [from_float(torch.randn(D, D), kind) for kind in ("q4", "q8")]
-POOL = torch.zeros(4, KV, HD, 16, dtype=torch.bfloat16), torch.zeros(4, KV, 16, HD, dtype=torch.bfloat16)
+POOLS = [Pool(1, 4, KV, HD, dtype, torch.device("cpu")) for dtype in (torch.bfloat16, torch.int8, torch.uint8)]
 for m in (1, 2, 16, 33):
     launch_all(TritonKernels(PortableKernels()), m)
 json.dump(

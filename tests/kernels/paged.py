@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.base import Kernels, Rows
+from specdec.kv.codec import decode, encode
+from specdec.kv.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,17 @@ class Paged:
         """``seed`` decides keys and values, ``layout`` which blocks hold them."""
         self.kernels, self.heads, self.scale = kernels, heads, hd**-0.5
         noise = torch.Generator().manual_seed(seed)
-        self.k = [torch.randn(n, kv_heads, hd, generator=noise).to(dtype).float() * 2 for n in lengths]
-        self.v = [torch.randn(n, kv_heads, hd, generator=noise).to(dtype).float() for n in lengths]
+        self.k = [torch.randn(n, kv_heads, hd, generator=noise) * 2 for n in lengths]
+        self.v = [torch.randn(n, kv_heads, hd, generator=noise) for n in lengths]
         width = max(-(-n // 16) for n in lengths)
         n_blocks = width * len(lengths) + 3
         order = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(layout))
         self.tables = order[: width * len(lengths)].reshape(len(lengths), width).int()
-        self.keys = torch.full((n_blocks, kv_heads, hd, 16), torch.nan, dtype=dtype)
-        self.values = torch.full((n_blocks, kv_heads, 16, hd), torch.nan, dtype=dtype)
+        pool = Pool(1, n_blocks, kv_heads, hd, dtype, torch.device("cpu"))
+        pool.poison(range(n_blocks))
+        self.keys, self.values, self.dtype = pool.keys[0], pool.values[0], dtype
+        self.parts = [part[0] for part in (*pool.key_parts, *pool.value_parts)]
+        """Each [blocks, 16, KV, x]."""
         for sequence, n in enumerate(lengths):
             kernels.store(
                 self.k[sequence], self.v[sequence], self.keys, self.values, self.rows([Row(sequence, s) for s in range(n)])
@@ -85,12 +90,13 @@ class Paged:
         return torch.cat([self.attend(q[i : i + 1].clone(), [row], window) for i, row in enumerate(rows)])
 
     def expected(self, q: Tensor, rows: Many[Row], window: int = 0) -> np.ndarray:
-        """[M, H * hd] by the definition, in float64, from the keys and values before they were paged."""
+        """[M, H * hd] by the definition, in float64, from the keys and values as they are held, before they were paged."""
         result = []
         for query, row in zip(q.double().numpy(), rows, strict=True):
             slots = row.slots[-window:] if window else row.slots
-            k = self.k[row.sequence][slots].double().numpy()  # [n, KV, hd]
-            v = self.v[row.sequence][slots].double().numpy()
+            k, v = (
+                decode(encode(x[row.sequence][slots], self.dtype)).double().numpy() for x in (self.k, self.v)
+            )  # [n, KV, hd]
             for head, one in enumerate(query):
                 group = head * k.shape[1] // self.heads
                 scores = self.scale * (k[:, group] @ one)

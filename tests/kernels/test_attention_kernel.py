@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from native import ALL, FAST, NATIVE
+from native import ALL, FAST, NATIVE, SIMDE, Emulated
 from paged import Paged, Row, burst
 from torch import Tensor
 
 from specdec.kernels import set_threads
 from specdec.kernels.base import Kernels, Rows
+from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.portable import PortableKernels
+from specdec.kv.codec import KINDS, decode, encode, name_of, quantised
+
+Check = Callable[[Kernels, torch.dtype], None]
 
 every = pytest.mark.parametrize("kernels", ALL, ids=lambda kernels: kernels.name)
 native = pytest.mark.parametrize("kernels", NATIVE, ids=lambda kernels: kernels.name)
@@ -38,10 +43,17 @@ SHAPES = [
     (2, 1, 256),
 ]
 
+DTYPES = list(KINDS)
+EACH_SHAPE = pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "hd"),
+    [(dtype, *shape) for dtype in DTYPES for shape in SHAPES if not quantised(dtype) or shape[2] % 16 == 0],
+    ids=lambda value: name_of(value) if isinstance(value, torch.dtype) else None,
+)
+EACH_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+
 
 @every
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("heads", "kv_heads", "hd"), SHAPES)
+@EACH_SHAPE
 def test_agrees_with_the_definition(kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, hd: int) -> None:
     """Every head width, group of heads and storage type, over bursts, trees and more than one sequence."""
     paged = Paged(kernels, [150, 20], heads=heads, kv_heads=kv_heads, hd=hd, dtype=dtype)
@@ -59,9 +71,10 @@ def test_agrees_with_the_definition(kernels: Kernels, dtype: torch.dtype, heads:
 
 @every
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 40, 1000])
-def test_window_counts_positions(kernels: Kernels, window: int) -> None:
+@pytest.mark.parametrize(("dtype", "hd"), [(torch.bfloat16, 24), (torch.int8, 48), (torch.uint8, 32)])
+def test_window_counts_positions(kernels: Kernels, window: int, dtype: torch.dtype, hd: int) -> None:
     """Keys of the prefix and of the path fall out of the window by position, also where it is smaller than the burst."""
-    paged = Paged(kernels, [90], heads=6, kv_heads=2, hd=24)
+    paged = Paged(kernels, [90], heads=6, kv_heads=2, hd=hd, dtype=dtype)
     rows = [
         *burst(0, 50, 66),
         *(Row(0, 60, tuple(range(60, 61 + i, 1))) for i in range(12)),
@@ -73,8 +86,8 @@ def test_window_counts_positions(kernels: Kernels, window: int) -> None:
     same(got, paged.alone(q, rows, window))
 
 
-def check_bursts(kernels: Kernels) -> None:
-    paged = Paged(kernels, [80], heads=6, kv_heads=2, hd=32)
+def check_bursts(kernels: Kernels, dtype: torch.dtype) -> None:
+    paged = Paged(kernels, [80], heads=6, kv_heads=2, hd=32, dtype=dtype)
     rows = burst(0, 37, 70)
     q = paged.queries(len(rows))
     alone = paged.alone(q, rows)
@@ -83,18 +96,18 @@ def check_bursts(kernels: Kernels) -> None:
     same(paged.attend(q.flip(0).contiguous(), rows[::-1]).flip(0), alone)
 
 
-def check_trees(kernels: Kernels) -> None:
+def check_trees(kernels: Kernels, dtype: torch.dtype) -> None:
     prefix, n, chance = 45, 24, random.Random(3)
     parents = [chance.randrange(-1, node) for node in range(n)]
     paths: list[tuple[int, ...]] = []
     for node, parent in enumerate(parents):
         paths.append((*(paths[parent] if parent >= 0 else ()), prefix + node))
-    tree = Paged(kernels, [prefix + n], heads=6, kv_heads=2, hd=32)
+    tree = Paged(kernels, [prefix + n], heads=6, kv_heads=2, hd=32, dtype=dtype)
     rows = [Row(0, prefix, path) for path in paths]
     q = tree.queries(n)
     together = tree.attend(q, rows)
     for node, path in enumerate(paths):
-        line = Paged(kernels, [prefix + len(path)], heads=6, kv_heads=2, hd=32, layout=node)
+        line = Paged(kernels, [prefix + len(path)], heads=6, kv_heads=2, hd=32, layout=node, dtype=dtype)
         slots = [*range(prefix), *path]
         everywhere = line.rows([Row(0, slot) for slot in range(len(slots))])
         kernels.store(tree.k[0][slots], tree.v[0][slots], line.keys, line.values, everywhere)
@@ -102,10 +115,11 @@ def check_trees(kernels: Kernels) -> None:
 
 
 @every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.uint8], ids=name_of)
 @pytest.mark.parametrize("check", [check_bursts, check_trees])
-def test_company_and_place_change_no_bit(kernels: Kernels, check: Callable[[Kernels], None]) -> None:
+def test_company_and_place_change_no_bit(kernels: Kernels, dtype: torch.dtype, check: Check) -> None:
     """A row alone equals itself in bursts of 2 to 33; a tree node with scattered ancestors equals them laid out in line."""
-    check(kernels)
+    check(kernels, dtype)
 
 
 class BurstSums(PortableKernels):
@@ -130,16 +144,17 @@ class WrongAncestor(PortableKernels):
 @pytest.mark.parametrize(
     ("check", "wrong"), [(check_bursts, BurstSums()), (check_trees, BurstSums()), (check_trees, WrongAncestor())]
 )
-def test_the_checks_notice_a_wrong_kernel(check: Callable[[Kernels], None], wrong: Kernels) -> None:
+def test_the_checks_notice_a_wrong_kernel(check: Check, wrong: Kernels) -> None:
     """The two checks above fail for a kernel that rounds by the size of the burst, or whose ancestors are off by one."""
     with pytest.raises(AssertionError, match="entries differ"):
-        check(wrong)
+        check(wrong, torch.bfloat16)
 
 
 @every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=name_of)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
-def test_chunks_of_a_prompt_change_no_bit(kernels: Kernels, chunk: int) -> None:
-    paged = Paged(kernels, [130], heads=3, kv_heads=1, hd=16)
+def test_chunks_of_a_prompt_change_no_bit(kernels: Kernels, chunk: int, dtype: torch.dtype) -> None:
+    paged = Paged(kernels, [130], heads=3, kv_heads=1, hd=16, dtype=dtype)
     rows = burst(0, 0, 130)
     q = paged.queries(len(rows))
     pieces = [paged.attend(q[i : i + chunk].clone(), rows[i : i + chunk]) for i in range(0, len(rows), chunk)]
@@ -147,7 +162,7 @@ def test_chunks_of_a_prompt_change_no_bit(kernels: Kernels, chunk: int) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@EACH_DTYPE
 def test_other_sequences_and_blocks_change_no_bit(kernels: Kernels, dtype: torch.dtype) -> None:
     """Five sequences in one call equal each by itself, and the same tokens in other blocks."""
     lengths = [40, 1, 130, 16, 77]
@@ -162,8 +177,9 @@ def test_other_sequences_and_blocks_change_no_bit(kernels: Kernels, dtype: torch
 
 
 @every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.uint8], ids=name_of)
 @pytest.mark.parametrize("window", [0, 20])
-def test_unseen_slots_change_no_bit(kernels: Kernels, window: int) -> None:
+def test_unseen_slots_change_no_bit(kernels: Kernels, window: int, dtype: torch.dtype) -> None:
     """With NaN in every slot that one row does not see, its result keeps its bits, though its neighbours' become NaN."""
     rows = [
         *burst(0, 40, 46),
@@ -173,15 +189,15 @@ def test_unseen_slots_change_no_bit(kernels: Kernels, window: int) -> None:
         Row(0, 46, (46, 48, 50)),
         Row(0, 20),
     ]
-    clean = Paged(kernels, [52], heads=3, kv_heads=1, hd=32)
+    clean = Paged(kernels, [52], heads=3, kv_heads=1, hd=32, dtype=dtype)
     q = clean.queries(len(rows))
     right = clean.attend(q, rows, window)
     for i, row in enumerate(rows):
-        paged = Paged(kernels, [52], heads=3, kv_heads=1, hd=32)
+        paged = Paged(kernels, [52], heads=3, kv_heads=1, hd=32, dtype=dtype)
         for slot in set(range(64)) - set(row.slots[-window:]):
             block = int(paged.tables[0, slot // 16])
-            paged.keys[block, :, :, slot % 16] = torch.nan
-            paged.values[block, :, slot % 16] = torch.nan
+            for part in paged.parts:
+                part[block, slot % 16] = torch.nan if part.is_floating_point() else 99
         same(paged.attend(q, rows, window)[i], right[i])
 
 
@@ -191,11 +207,18 @@ FEW = [Row(0, 2190, (2190, 2192, 2199)), Row(0, 2201)]
 
 @native
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "hd", "window"), [(MANY, 3, 64, 0), (FEW, 3, 64, 0), (FEW[:1], 1, 64, 2100), (FEW[:1], 1, 72, 0)]
-)
-def test_threads_change_no_bit(kernels: Kernels, rows: list[Row], kv_heads: int, hd: int, window: int) -> None:
+    ("rows", "kv_heads", "hd", "window", "dtype"),
+    [
+        *((rows, kv_heads, 64, window, dtype) for dtype in (torch.bfloat16, torch.int8, torch.uint8)
+          for rows, kv_heads, window in ((MANY, 3, 0), (FEW, 3, 0), (FEW[:1], 1, 2100))),
+        (FEW[:1], 1, 72, 0, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_threads_change_no_bit(
+    kernels: Kernels, rows: list[Row], kv_heads: int, hd: int, window: int, dtype: torch.dtype
+) -> None:
     """More work than one thread is given, by tiles of rows and heads; by keys and entries where heads are too few."""
-    paged = Paged(kernels, [2202, 260], heads=6, kv_heads=kv_heads, hd=hd)
+    paged = Paged(kernels, [2202, 260], heads=6, kv_heads=kv_heads, hd=hd, dtype=dtype)
     q, before, results = paged.queries(len(rows)), torch.get_num_threads(), []
     try:
         for threads in (1, 2, 6):
@@ -208,8 +231,7 @@ def test_threads_change_no_bit(kernels: Kernels, rows: list[Row], kv_heads: int,
     same(results[0][-1:], paged.alone(q[-1:], rows[-1:], window))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("heads", "kv_heads", "hd"), SHAPES)
+@EACH_SHAPE
 def test_instruction_sets_agree_in_every_bit(dtype: torch.dtype, heads: int, kv_heads: int, hd: int) -> None:
     results = []
     for kernels in NATIVE:
@@ -218,6 +240,21 @@ def test_instruction_sets_agree_in_every_bit(dtype: torch.dtype, heads: int, kv_
         results.append(paged.attend(paged.queries(len(rows)), rows, 50))
     for result in results[1:]:
         same(result, results[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
+def test_avx512_agrees_in_every_bit_where_it_can_only_be_emulated(tmp_path: Path) -> None:
+    """Rows written and attended to in each format."""
+    emulated = NativeKernels(Emulated(tmp_path, "avx512"))
+    for dtype in DTYPES:
+        for heads, kv_heads, hd in ((9, 3, 64), (5, 1, 80), (2, 1, 32)):
+            results = []
+            for kernels in (emulated, FAST):
+                paged = Paged(kernels, [100], heads=heads, kv_heads=kv_heads, hd=hd, dtype=dtype)
+                rows = [*burst(0, 80, 87), Row(0, 87, (87, 89, 99))]
+                results.append(paged.attend(paged.queries(len(rows)), rows, 50))
+            same(*results)
 
 
 def test_long_contexts_are_cut_to_fit_the_scratch() -> None:
@@ -296,3 +333,61 @@ def test_store_rounds_to_nearest_even_and_writes_nothing_else(kernels: Kernels, 
         values[block, :, slot % 16] = wide[i, 1].to(dtype)
     assert torch.equal(paged.keys.nan_to_num(99), keys.nan_to_num(99))
     assert torch.equal(paged.values.nan_to_num(99), values.nan_to_num(99))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=name_of)
+@pytest.mark.parametrize("hd", [16, 48, 64])
+def test_store_writes_the_codes_of_a_row_and_nothing_else(kernels: Kernels, dtype: torch.dtype, hd: int) -> None:
+    """Bit for bit what ``kv.codec`` says, whatever the row holds; every byte of another slot stays."""
+    paged = Paged(kernels, [1], kv_heads=3, heads=3, hd=hd, dtype=dtype)
+    paged.tables = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
+    before = torch.randint(-128, 128, paged.keys.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    paged.keys.copy_(before), paged.values.copy_(before)
+    wide = torch.randn(4, 2, 3, hd, generator=torch.Generator().manual_seed(5))
+    wide[0, :, 0, :6] = torch.tensor([3.4e38, torch.inf, 1, 2, -3, 0])
+    wide[0, :, 1, 0], wide[0, :, 2] = torch.nan, 0
+    wide[1, :, 0], wide[1, :, 1], wide[1, :, 2, 1] = 1e-37, 1e-35 * wide[1, :, 1], 3.4e38
+    wide[2, :, 0] = torch.arange(-hd // 2, hd // 2) / 2  # ties
+    places = [(0, 0, 2), (0, 31, 0), (1, 7, 1), (1, 16, 3)]
+    kernels.store(wide[:, 0], wide[:, 1], paged.keys, paged.values, paged.rows([Row(s, slot) for s, slot, _ in places]))
+    untouched = torch.ones(4, 16, dtype=torch.bool)
+    for i, (_, slot, block) in enumerate(places):
+        held = [*encode(wide[i, 0], dtype), *encode(wide[i, 1], dtype)]
+        for part, expected in zip(paged.parts, held, strict=True):
+            torch.testing.assert_close(part[block, slot % 16], expected, rtol=0, atol=0, equal_nan=True)
+        untouched[block, slot % 16] = False
+    fresh = Paged(kernels, [1], kv_heads=3, heads=3, hd=hd, dtype=dtype)
+    fresh.keys.copy_(before), fresh.values.copy_(before)
+    for part, was in zip(paged.parts, fresh.parts, strict=True):
+        torch.testing.assert_close(part[untouched], was[untouched], rtol=0, atol=0, equal_nan=True)
+
+
+@every
+@EACH_DTYPE
+def test_rows_written_one_by_one_or_in_bulk_leave_the_same_bytes(kernels: Kernels, dtype: torch.dtype) -> None:
+    """In order, from the last to the first, or all at once: what a slot holds does not depend on the call that wrote it."""
+    bulk = Paged(kernels, [40], heads=6, kv_heads=3, hd=64, dtype=dtype)
+    for slots in (range(40), range(39, -1, -1)):
+        single = Paged(kernels, [40], heads=6, kv_heads=3, hd=64, dtype=dtype)
+        single.keys.fill_(0), single.values.fill_(0)
+        for slot in slots:
+            k, v = single.k[0][slot : slot + 1], single.v[0][slot : slot + 1]
+            kernels.store(k, v, single.keys, single.values, single.rows([Row(0, slot)]))
+        for ours, theirs in zip(single.parts, bulk.parts, strict=True):
+            for slot in range(40):
+                block = int(bulk.tables[0, slot // 16])
+                assert torch.equal(ours[block, slot % 16], theirs[block, slot % 16])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=name_of)
+def test_codes_stand_for_floats_that_a_float_pool_attends_to_alike(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Attention over codes is attention over what they stand for, up to the rounding of its sums."""
+    codes = Paged(kernels, [100], heads=6, kv_heads=2, hd=64, dtype=dtype)
+    floats = Paged(kernels, [100], heads=6, kv_heads=2, hd=64, dtype=torch.float32)
+    held = [decode(encode(x, dtype)) for x in (codes.k[0], codes.v[0])]
+    kernels.store(*held, floats.keys, floats.values, floats.rows([Row(0, slot) for slot in range(100)]))
+    rows = [*burst(0, 90, 97), Row(0, 97, (97, 99))]
+    q = codes.queries(len(rows))
+    torch.testing.assert_close(codes.attend(q, rows), floats.attend(q, rows), rtol=2e-5, atol=2e-6)

@@ -21,6 +21,7 @@ from paged import Paged, Row, burst
 from specdec.kernels import triton as face
 from specdec.kernels.base import Rows
 from specdec.kernels.portable import PortableKernels
+from specdec.kv import codec
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.quant.blocks import from_float
@@ -120,8 +121,13 @@ def test_row_passes_are_right_and_alone() -> None:
 ROWS = [*burst(0, 62, 66), Row(0, 66, (67, 69, 71)), Row(0, 3, (3,)), Row(1, 17, (18,)), Row(0, 0, (5,))]
 
 
-@DTYPES
-@pytest.mark.parametrize(("heads", "kv_heads", "hd"), [(9, 3, 64), (4, 1, 24), (2, 2, 8)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "hd"),
+    [
+        *((dtype, *shape) for dtype in (torch.bfloat16, torch.float32) for shape in ((9, 3, 64), (4, 1, 24), (2, 2, 8))),
+        *((dtype, *shape) for dtype in (torch.int8, torch.uint8) for shape in ((9, 3, 64), (4, 1, 48))),
+    ],
+)
 def test_attention_is_right_and_its_rows_are_alone(dtype: torch.dtype, heads: int, kv_heads: int, hd: int) -> None:
     """Bursts across a tile, paths, two sequences; heads that fill no tile; every slot that a row does not see is NaN."""
     paged = Paged(TRITON, [72, 20], heads=heads, kv_heads=kv_heads, hd=hd, dtype=dtype)
@@ -176,6 +182,21 @@ def test_padding_writes_nothing_and_sees_nothing() -> None:
         assert not kernels.attend(torch.ones(1, 4, 16), paged.keys, paged.values, rows, 1.0, 0).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=codec.name_of)
+@pytest.mark.parametrize("hd", [48, 64])
+def test_rows_become_the_codes_of_the_portable_kernels(dtype: torch.dtype, hd: int) -> None:
+    """Also where they are zero, tiny or broken; a row whose slot is -1 writes nothing."""
+    pools = [Paged(kernels, [20], heads=4, kv_heads=2, hd=hd, dtype=dtype) for kernels in (TRITON, PORTABLE)]
+    x = noise(6, 2, hd)
+    x[1], x[2, 0, 3], x[3, 1, 20], x[4] = 0, torch.inf, torch.nan, 1e-37
+    rows = pools[0].rows([Row(0, slot) for slot in (0, 7, 8, 15, 16, 17)])
+    rows.slot[5] = -1
+    for paged, kernels in zip(pools, (TRITON, PORTABLE), strict=True):
+        kernels.store(x, -x, paged.keys, paged.values, rows)
+    for ours, theirs in zip(pools[0].parts, pools[1].parts, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(ON_DEVICE, reason="tests/test_gpu.py does this on the device")
 def test_the_self_test_finds_a_model_on_these_kernels_exact(tmp_path: Path) -> None:
@@ -200,6 +221,7 @@ def test_every_kernel_compiles_once_for_the_devices_that_people_have(tmp_path: P
     compiled = {each["kernel"]: each for each in json.loads(done.stdout)}
     assert {name: each["programs"] for name, each in compiled.items()} == {
         "rms_norm": 1, "silu_mul": 1, "rope": 1, "store": 1, "attend": 1, "join": 1, "dense": 1, "add_parts": 2, "blocks": 2,
+        "store_codes int8": 1, "store_codes int4": 1, "attend int8": 1, "attend int4": 1,
     }  # fmt: skip
     for name in ("dense", "attend"):
         assert compiled[name]["products"] == ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]

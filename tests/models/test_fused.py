@@ -18,6 +18,8 @@ from specdec.kernels.build import SOURCES, compiler
 from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.library import LIBRARY
 from specdec.kernels.library import load as load_library
+from specdec.kv.codec import KINDS as KINDS_OF_ROWS
+from specdec.kv.codec import name_of
 from specdec.models.base import Batch
 from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
@@ -83,6 +85,14 @@ def test_same_bits_as_operation_by_operation(tmp_path: Path, kind: str, precisio
         batch_of(TEXT[80:81], 80),
         batch_of(TEXT[81:90], 81, wanted=[2, 8]),
     )
+    assert_equal(outputs(native, *batches), outputs(plain, *batches))
+
+
+@pytest.mark.parametrize("dtype", list(KINDS_OF_ROWS), ids=name_of)
+@pytest.mark.parametrize("settings", [{}, {"family": "qwen3", "head_dim": 48}, {"family": "qwen3", "head_dim": 64}])
+def test_same_bits_whatever_keys_and_values_are_held_in(tmp_path: Path, settings: dict, dtype: torch.dtype) -> None:
+    native, plain = (model.holding(dtype) for model in both(tiny(tmp_path, **settings), "q8"))
+    batches = batch_of(TEXT[:70], wanted=[0, 69]), batch_of(TEXT[70:80], 70), batch_of(TEXT[80:81], 80)
     assert_equal(outputs(native, *batches), outputs(plain, *batches))
 
 

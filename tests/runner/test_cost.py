@@ -128,7 +128,7 @@ def test_a_short_context_is_measured_within_it(ops) -> None:
 
 
 def test_costs_are_measured_once_per_identity(home: Path, measured, ops, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second start reads the file; another model, precision, number of threads or version does not."""
+    """A second start reads the file; another model, precision, format of keys, number of threads or version does not."""
     first = measuring.pass_costs(model(), ops, 9)
     assert measuring.pass_costs(model(), ops, 9).points == first.points
     assert len(measured) == 1
@@ -138,14 +138,15 @@ def test_costs_are_measured_once_per_identity(home: Path, measured, ops, monkeyp
     wider = model()
     wider.shape = replace(wider.shape, n_layers=2)
     measuring.pass_costs(wider, ops, 9)
+    measuring.pass_costs(model().holding(torch.int8), ops, 9)
     measuring.pass_costs(model(), ops, 64)
     assert 64 in measured[-1]
     monkeypatch.setattr(measuring.torch, "get_num_threads", lambda: 77)
     measuring.pass_costs(model(), ops, 9)
     monkeypatch.setattr(measuring.specdec, "__version__", "0.0.0")
     measuring.pass_costs(model(), ops, 9)
-    assert len(measured) == 6
-    assert len(list((home / "costs").iterdir())) == 6, "one whole file each, and nothing half-written"
+    assert len(measured) == 7
+    assert len(list((home / "costs").iterdir())) == 7, "one whole file each, and nothing half-written"
 
 
 @pytest.mark.parametrize("damage", [

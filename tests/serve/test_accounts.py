@@ -21,11 +21,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 from serving import ROUTES, Running, along, call, copy, poisoned, serving, slowed, until, words_llm
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from specdec.config import ConfigError, ServeConfig
 from specdec.llm import LLM
-from specdec.serve.logs import JsonFormatter, TextFormatter
+from specdec.serve.logs import JsonFormatter, TextFormatter, is_news
 from specdec.serve.service import Service
 from specdec.serve.tracing import Tracing
 
@@ -143,6 +144,25 @@ def test_every_end_has_its_line(traced: Running, lines: Any) -> None:
     assert (first["request_id"], first["completion_tokens"]) == ("socket-1", 12)
     assert second["request_id"] == "socket-2"
     assert "error" in second
+
+
+def test_a_refused_websocket_has_a_line(
+    tiny_folder: Path, lines: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a refused request, also in the figures; and the HTTP library's complaint about it is kept out."""
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "filters", [is_news])
+    with serving(load(tiny_folder), api_keys=["k"]) as server:
+        with pytest.raises(InvalidStatus):
+            connect(server.url.replace("http", "ws") + ROUTES[0], additional_headers={"X-Request-Id": "socket"})
+        (told,) = lines(1)
+        assert (told["request_id"], told["route"], told["status"], told["code"]) == (
+            "socket",
+            ROUTES[0],
+            401,
+            "missing_api_key",
+        )
+        assert server.metrics()["specdec:requests_refused_total{401}"] == 1
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_log_formats(capsys: pytest.CaptureFixture) -> None:
@@ -324,9 +344,11 @@ def test_traces_reach_a_collector(tiny_folder: Path) -> None:
 
 
 def test_the_servers_own_log_is_of_one_form() -> None:
-    """What the HTTP library logs comes in the same form; a second configuration leaves no second handler."""
+    """What the HTTP library logs comes in the same form, but for its complaint about WebSockets that are refused; a second
+    configuration leaves no second handler."""
     code = (
         "import logging; from specdec.serve.logs import configure; configure('text'); configure('json');"
+        "logging.getLogger('uvicorn.error').error('ASGI callable returned without completing handshake.');"
         "logging.getLogger('uvicorn.error').warning('a'); logging.getLogger('specdec.x').info('b');"
         "logging.getLogger('other').info('c')"
     )

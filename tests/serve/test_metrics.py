@@ -221,6 +221,8 @@ def test_latencies_add_up(tmp_path: Path) -> None:
         assert queue + prefill + decode <= whole < queue + prefill + decode + 1.0
         assert now["specdec:inter_token_latency_seconds_sum"] == pytest.approx(decode)
         assert now["specdec:generation_tokens_total"] == 80
+        assert now["specdec:delivery_seconds_count"] == 2
+        assert now["specdec:delivery_seconds_sum"] < decode / 2, "what is sent whole is delivered from its last pass on"
 
 
 def test_a_dead_engine_is_seen(tmp_path: Path) -> None:

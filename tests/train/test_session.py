@@ -11,16 +11,17 @@ from checkpoints import tiny
 from forward import attention_of, batch_of
 from toys import Silent
 
+from specdec.bench.prompts import Prompt
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import load_head
 from specdec.train import checkpoint, session, vocabulary
-from specdec.train.data import Answer, Prompt, held_out, make_answers, read_answers, read_prompts
+from specdec.train.data import Answer, held_out, make_answers, read_answers
 from specdec.train.features import Store, Teacher, write
 from specdec.train.settings import TrainConfig
 
-PROMPTS = [Prompt("ab"[i % 2], f"say {i} twice") for i in range(70)]
+PROMPTS = [Prompt(str(i), "ab"[i % 2], f"say {i} twice") for i in range(70)]
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -153,26 +154,10 @@ def test_a_killed_generation_goes_on_to_the_same_answers(llm, answers, tmp_path)
 
 def test_prompts_too_long_for_the_model_are_left_out(llm, tmp_path) -> None:
     path = tmp_path / "answers.jsonl"
-    make_answers(llm, [Prompt("a", "x" * 200), Prompt("a", "y", raw=True)], path, 4, lambda *_: None)
+    make_answers(llm, [Prompt("1", "a", "x" * 200), Prompt("2", "a", "y", raw=True)], path, 4, lambda *_: None)
     (line,) = map(json.loads, path.read_text().splitlines())
     assert line["index"] == 1
     assert line["tokens"][: line["n_prompt"]] == [ord("y")]
-
-
-def test_prompts_of_every_kind_are_read_and_bad_lines_named(tmp_path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    chat = [{"role": "user", "content": "hello"}]
-    good = [{"prompt": "a", "task": "t"}, {"messages": chat}, {"turns": ["one", "two"]}, {"text": "once"}]
-    path.write_text("\n".join(map(json.dumps, good)) + "\n\n")
-    expected = [Prompt("t", "a"), Prompt("other", tuple(chat)), Prompt("other", "one"), Prompt("other", "once", raw=True)]
-    assert read_prompts(path) == expected
-    bad = ['{"prompt": ""}', "no json", "[1]", '{"prompt": "a", "text": "b"}', '{"messages": []}', '{"prompt": "a", "task": 3}']
-    path.write_text("\n".join([json.dumps(good[0]), *bad]))
-    with pytest.raises(ConfigError, match=r"6 of 7 lines .* line 2: prompt must be .* line 3: not JSON.*; and 1 more"):
-        read_prompts(path)
-    path.write_text("\n")
-    with pytest.raises(ConfigError, match="no prompts"):
-        read_prompts(path)
 
 
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch) -> None:

@@ -8,13 +8,14 @@ from checkpoints import chain
 from harness import Request, make_engine, run
 from test_session import Reporter
 
+from specdec.bench.prompts import Prompt
 from specdec.config import SamplingParams, SpeculationConfig
 from specdec.draft.base import Target
 from specdec.draft.recurrent import RecurrentDrafter
 from specdec.llm import LLM
 from specdec.models.head_files import load_head
 from specdec.train import session
-from specdec.train.data import Prompt, held_out, make_answers, read_answers
+from specdec.train.data import held_out, make_answers, read_answers
 from specdec.train.settings import TrainConfig
 
 STEPS, SIZE, MAX_TOKENS = 3, 12, 60
@@ -27,7 +28,9 @@ def test_the_engine_needs_as_many_passes_as_predicted(kind: str, tmp_path) -> No
     folder = chain(tmp_path / "model", law, [chr(ord("a") + i) for i in range(SIZE)])
     llm = LLM(str(folder), precision="fp32", speculation="off", self_test=False)
     model = llm.engine.model
-    prompts = [Prompt("t", "".join(chr(ord("a") + (i // SIZE**p) % SIZE) for p in range(3)), raw=True) for i in range(60)]
+    prompts = [
+        Prompt(str(i), "t", "".join(chr(ord("a") + (i // SIZE**p) % SIZE) for p in range(3)), raw=True) for i in range(60)
+    ]
     path = tmp_path / "answers.jsonl"
     make_answers(llm, prompts, path, MAX_TOKENS, lambda *_: None)
     # At three steps, EAGLE-1 learns on its own states too.

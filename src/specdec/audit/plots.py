@@ -134,11 +134,12 @@ def laws(checks: Many[Check]) -> str:
 
 
 def likelihood(checks: Many[Check]) -> str:
-    """Added loss of each window of the text, with the mean and two standard errors of it."""
-    measured = next((check for check in checks if check.details.get("added_by_window")), None)
-    if measured is None:
-        return ""
-    details = measured.details
+    """Of each comparison, the added loss of each window of the text, with the mean and two standard errors of it."""
+    return "".join(_added(check) for check in checks if check.details.get("added_by_window"))
+
+
+def _added(check: Check) -> str:
+    details = check.details
     values, mean, error = details["added_by_window"], details["added"], details["standard_error"]
     low = min([0.0, *values, mean - 2 * error])
     high = max([0.0, *values, mean + 2 * error])
@@ -149,11 +150,11 @@ def likelihood(checks: Many[Check]) -> str:
 
     parts = [
         _line(60, 40, WIDTH - 60, 40, "faint"),
-        _line(x(0), 14, x(0), 62),
-        _text(x(0), 76, "fp32", "small", "middle"),
+        _line(x(0), 28, x(0), 62),
+        _text(x(0), 76, details["against"], "small", "middle"),
         _box(x(mean - 2 * error), 34, max(1.0, x(mean + 2 * error) - x(mean - 2 * error)), 12, "back"),
         *(_dot(x(value), 40, "plain", f"window {i}: {value:+.4f} nats a token") for i, value in enumerate(values)),
         _line(x(mean), 28, x(mean), 52, "mean"),
         _text(x(mean), 22, f"{mean:+.4f} nats a token", "small", "middle"),
     ]
-    return _svg(84, "loss added by the precision, by window of the text", parts)
+    return _svg(84, f"{check.name}: loss added to that of {details['against']}, by window of the text", parts)

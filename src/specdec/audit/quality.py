@@ -1,4 +1,7 @@
-"""What a precision costs in likelihood: the loss of a text's tokens, against the same weights in fp32 on the same windows."""
+"""What a precision costs in likelihood: the loss of a text's tokens, against the same weights in fp32 on the same windows.
+
+What a format of keys and values costs is told apart, against bf16 under the same weights.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from torch import Tensor
 from specdec.audit.report import Check
 from specdec.bench import prompts as texts
 from specdec.kernels.base import Kernels
+from specdec.kv import codec
 from specdec.llm import LLM, TextTokenizer
 from specdec.models.base import Model
 from specdec.runner.probe import Probe
@@ -25,6 +29,8 @@ WINDOW = 256
 
 FP32_COST = 5
 """Times as long that a window may take in fp32, the loading of its weights included."""
+
+KV_CHECK = "keys and values"
 
 SPREAD = 8
 """Times the memory of its blocks that a model may need in fp32."""
@@ -37,7 +43,7 @@ class Cost:
     tokens: int
     loss: float
     added: float
-    """Loss beyond that of fp32."""
+    """Loss beyond that of what it is compared with."""
     standard_error: float
     same_top1: float
     """Share of the tokens at which the most likely one is the same."""
@@ -85,36 +91,70 @@ def cost(found: Many[Tensor], reference: Many[Tensor]) -> Cost:
 
 def check_quality(llm: LLM, in_fp32: Callable[[], Model], text: Path | None, n_tokens: int, seconds: float) -> Check:
     """Measure the audited precision, on as much of the text as there are seconds for; there is no right or wrong about it."""
-    started = time.perf_counter()
-    name = text.name if text else "the prompts that ship"
     if llm.precision == "fp32":
         return Check("quality", "likelihood", "measured", "the model runs in fp32: its precision costs nothing", 0.0, {})
     need, free = SPREAD * llm.engine.model.n_bytes, psutil.virtual_memory().available
     if need > free:
         summary = f"fp32 may take {need / 1e9:.1f} GB beside the model, and {free / 1e9:.1f} GB are free"
         return Check("quality", "likelihood", "left out", summary, details={"need": need, "free": free})
+    subject = llm.precision + (f" with {llm.kv_format} keys and values" if _quantised_kv(llm) else "")
+    return _check(llm, "likelihood", subject, "fp32", in_fp32, FP32_COST, text, n_tokens, seconds)
+
+
+def check_kv_format(llm: LLM, text: Path | None, n_tokens: int, seconds: float) -> Check:
+    """The same of the format of keys and values, against bf16 under the same weights."""
+    if not _quantised_kv(llm):
+        summary = f"keys and values are held in {llm.kv_format}: they are not quantised"
+        return Check("quality", KV_CHECK, "measured", summary, 0.0, {})
+
+    def in_bf16() -> Model:
+        return llm.engine.model.holding(torch.bfloat16)
+
+    return _check(llm, KV_CHECK, f"{llm.kv_format} for keys and values", "bf16", in_bf16, 1, text, n_tokens, seconds)
+
+
+def _quantised_kv(llm: LLM) -> bool:
+    return codec.quantised(llm.engine.model.kv_dtype)
+
+
+def _check(
+    llm: LLM,
+    name: str,
+    subject: str,
+    against: str,
+    other: Callable[[], Model],
+    other_cost: float,
+    text: Path | None,
+    n_tokens: int,
+    seconds: float,
+) -> Check:
+    """Compare the audited model with another one, which takes ``other_cost`` times as long, its making included."""
+    started = time.perf_counter()
+    source = text.name if text else "the prompts that ship"
     length = min(WINDOW, llm.engine.model.shape.context)
     content = text.read_text(encoding="utf-8") if text else shipped_text()
     cut = windows(llm.tokenizer, content, n_tokens, length)
     if len(cut[0]) < 2 or max(map(max, cut)) >= llm.engine.model.shape.vocab_size:
-        return Check("quality", "likelihood", "left out", f"{name} cannot be written in this model's vocabulary")
+        return Check("quality", name, "left out", f"{source} cannot be written in this model's vocabulary")
     began = time.perf_counter()
     ours = losses(llm.engine.model, llm.kernels, cut[:1])
-    affordable = int(seconds / ((time.perf_counter() - began) * (1 + FP32_COST)))
+    affordable = int(seconds / ((time.perf_counter() - began) * (1 + other_cost)))
     if affordable < 1:
-        return Check("quality", "likelihood", "left out", "no time was left")
+        return Check("quality", name, "left out", "no time was left")
     cut = cut[:affordable]
     ours += losses(llm.engine.model, llm.kernels, cut[1:]) if len(cut) > 1 else []
-    reference = losses(in_fp32(), llm.kernels, cut)
+    reference = losses(other(), llm.kernels, cut)
     found = cost(ours, reference)
     summary = (
-        f"{llm.precision} adds {found.added:+.4f} ± {found.standard_error:.4f} nats a token to the "
-        f"{found.loss - found.added:.3f} of fp32; the most likely token is the same at {found.same_top1:.1%} "
-        f"of {found.tokens} places in {name}"
+        f"{subject} adds {found.added:+.4f} ± {found.standard_error:.4f} nats a token to the "
+        f"{found.loss - found.added:.3f} of {against}; the most likely token is the same at {found.same_top1:.1%} "
+        f"of {found.tokens} places in {source}"
     )
     details = {
-        "text": name,
+        "text": source,
         "precision": llm.precision,
+        "kv_format": llm.kv_format,
+        "against": against,
         "tokens": found.tokens,
         "loss": found.loss,
         "added": found.added,
@@ -122,4 +162,4 @@ def check_quality(llm: LLM, in_fp32: Callable[[], Model], text: Path | None, n_t
         "same_top1": found.same_top1,
         "added_by_window": list(found.added_by_window),
     }
-    return Check("quality", "likelihood", "measured", summary, time.perf_counter() - started, details)
+    return Check("quality", name, "measured", summary, time.perf_counter() - started, details)

@@ -113,7 +113,8 @@ class Report:
         rest = "".join(f", {n} {status}" for status, n in counts.items() if status != "passed" and n)
         if self.verdict == "different":
             sections = dict.fromkeys(TITLES[check.section] for check in self.failed)
-            return f"A difference was found: {len(self.failed)} checks failed ({'; '.join(sections)})"
+            failed = f"{len(self.failed)} check{'s' * (len(self.failed) > 1)} failed"
+            return f"A difference was found: {failed} ({'; '.join(sections)})"
         if self.missing:
             missing = "; ".join(TITLES[section] for section in self.missing)
             return f"No verdict: nothing passed of what must be checked ({missing}){rest}"

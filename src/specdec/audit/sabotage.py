@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdec import acceptance
 from specdec.audit.requests import Request
+from specdec.commit import Committer
 from specdec.config import BLOCK_SIZE, SamplingParams
-from specdec.engine import Engine
 from specdec.kv import prefix
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
@@ -62,9 +62,8 @@ def _no_move(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[in
 def _move(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[int], layers: slice, values: bool) -> None:
     for source, target in zip(sources, targets, strict=True):
         (b, s), (c, t) = divmod(source, BLOCK_SIZE), divmod(target, BLOCK_SIZE)
-        pool.keys[layers, blocks[c], :, :, t] = pool.keys[layers, blocks[b], :, :, s]
-        if values:
-            pool.values[layers, blocks[c], :, t] = pool.values[layers, blocks[b], :, s]
+        for part in (*pool.key_parts, *(pool.value_parts if values else ())):
+            part[layers, blocks[c], t] = part[layers, blocks[b], s]
 
 
 def _keys_only(pool: Pool, blocks: Many[int], sources: Many[int], targets: Many[int]) -> None:
@@ -160,10 +159,10 @@ def _greedy_in_drafts(
 @contextmanager
 def _counts_stay() -> Iterator[None]:
     """Penalty counts of rejected tokens are not wound back."""
-    right = Engine._commit
+    right = Committer.commit
 
-    def broken(engine: Engine, span: Span, verdict: Any) -> Any:
-        delta = right(engine, span, verdict)
+    def broken(committer: Committer, span: Span, verdict: Any) -> Any:
+        delta = right(committer, span, verdict)
         if isinstance(verdict, Verdict):
             history = span.sequence.history
             for node, token in enumerate(span.draft.tree.tokens):
@@ -176,27 +175,27 @@ def _counts_stay() -> Iterator[None]:
                 history._counts[slot] += 1
         return delta
 
-    with patch.object(Engine, "_commit", broken):
+    with patch.object(Committer, "commit", broken):
         yield
 
 
 @contextmanager
 def _ends_by_pass() -> Iterator[None]:
     """Only the last token of a pass is asked whether the sequence ends with it."""
-    commit, ending = Engine._commit, Engine._ending
+    commit, ending = Committer.commit, Committer.ending
     left = 0
 
-    def broken_commit(engine: Engine, span: Span, verdict: Any) -> Any:
+    def broken_commit(committer: Committer, span: Span, verdict: Any) -> Any:
         nonlocal left
         left = len(verdict.path) + 1 if isinstance(verdict, Verdict) else 0
-        return commit(engine, span, verdict)
+        return commit(committer, span, verdict)
 
     def broken_ending(sequence: Sequence, token: int) -> Any:
         nonlocal left
         left -= 1
         return ending(sequence, token) if left == 0 or sequence.room == 0 else None
 
-    with patch.object(Engine, "_commit", broken_commit), patch.object(Engine, "_ending", staticmethod(broken_ending)):
+    with patch.object(Committer, "commit", broken_commit), patch.object(Committer, "ending", staticmethod(broken_ending)):
         yield
 
 

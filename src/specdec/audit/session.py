@@ -16,7 +16,7 @@ from typing import Any
 from specdec.audit.divergence import Replay
 from specdec.audit.identity import check_cells, check_recomputed, core, grid
 from specdec.audit.law import check_broken_rules, check_laws
-from specdec.audit.quality import check_quality
+from specdec.audit.quality import check_kv_format, check_quality
 from specdec.audit.report import Check, Report
 from specdec.audit.rows import check_rows
 from specdec.audit.teeth import check_faults
@@ -33,8 +33,11 @@ BATCHES = (1, 3, 8)
 PREPARING = 0.12
 """Share of the time for the plain answers; the cells and the broken engines that use them take a few times as long."""
 
-UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "quality": 0.95, "rest": 1.0}
+UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "kv": 0.92, "quality": 0.95, "rest": 1.0}
 """Where each part must have ended, as a share of the time."""
+
+LEAST = 0.02
+"""Share of the time that each likelihood has, even where what came before it took longer than it should."""
 
 BY_CHANCE = (
     "acceptance={rule} decides by chance above temperature 0: tokens are those of plain decoding at temperature 0 alone, and "
@@ -127,7 +130,11 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
         return check_cells(workshop, cells, replay(), until("rest"))
 
     def quality() -> Iterator[Check]:
-        yield check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS, clock.left - (1 - UNTIL["quality"]) * 60 * plan.minutes)
+        def seconds(part: str) -> float:
+            return max(clock.left - (1 - UNTIL[part]) * 60 * plan.minutes, LEAST * 60 * plan.minutes)
+
+        yield check_kv_format(llm, plan.text, QUALITY_TOKENS, seconds("kv"))
+        yield check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS, seconds("quality"))
 
     add("rows", lambda: check_rows(llm.engine.model, llm.kernels, llm.config, until("rows")))
     add("plain decoding", plain)
@@ -147,6 +154,7 @@ def _subject(llm: LLM) -> dict[str, Any]:
         "kind": "engine",
         "model": Path(llm.name).name if Path(llm.name).is_absolute() else llm.name,
         "precision": llm.precision,
+        "kv_format": llm.kv_format,
         "kernels": llm.kernels.name,
         "device": str(engine.model.device),
         "drafters": [drafter.name for drafter in engine.drafters],

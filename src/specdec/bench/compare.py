@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from specdec.bench.result import ALL, Report, Summary
 
-FACTS = ("model", "precision", "prompts_sha256", "max_tokens", "concurrency", "ignore_eos", "acceptance", "cpu", "threads")
+FACTS = (
+    "model", "precision", "kv_format", "prompts_sha256", "max_tokens", "concurrency", "ignore_eos", "acceptance", "cpu",
+    "threads",
+)  # fmt: skip
 """What must agree for a difference in speed to be one of the programs."""
 
 

@@ -14,6 +14,7 @@ from specdec.bench.result import ALL, MODES, Report, Timing
 from specdec.config import ConfigError
 from specdec.draft import shape
 from specdec.draft.shape import Accuracy, Shape
+from specdec.kv import codec
 from specdec.models import checkpoint
 from specdec.models.architecture import Architecture, from_config
 from specdec.models.gguf_model import read_architecture
@@ -23,6 +24,9 @@ from specdec.roofline import KV_BYTES, kv_bytes
 from specdec.runner.cost import Costs
 
 OFF, ON = MODES
+
+KV_FORMATS = (*codec.DTYPES, *(name for name in KV_BYTES if name not in codec.DTYPES))
+"""Formats of keys and values whose memory can be told: this engine's, then others'."""
 
 MOST_BATCH = 256
 """Batches beyond this are not looked at for where drafting stops to pay."""
@@ -218,10 +222,15 @@ def memory(name: str, kv_format: str, tokens: int | None) -> Memory:
     Raises:
         ConfigError, ModelError: the format is unknown, or there is no such model.
     """
-    if kv_format not in KV_BYTES:
-        raise ConfigError(f"kv format must be one of {', '.join(KV_BYTES)}, got {kv_format!r}")
+    if kv_format not in KV_FORMATS:
+        raise ConfigError(f"kv format must be one of {', '.join(KV_FORMATS)}, got {kv_format!r}")
     a = _architecture(name)
-    per_token = kv_bytes(a.n_layers, a.n_kv_heads, a.head_dim, KV_BYTES[kv_format])
+    if kv_format in codec.DTYPES:
+        codec.check_head(codec.DTYPES[kv_format], a.head_dim)
+        entry = codec.bytes_of_row(codec.DTYPES[kv_format], a.head_dim) / a.head_dim
+    else:
+        entry = KV_BYTES[kv_format]
+    per_token = kv_bytes(a.n_layers, a.n_kv_heads, a.head_dim, entry)
     return Memory(model_name(name), kv_format, a.context if tokens is None else tokens, per_token, a.n_heads / a.n_kv_heads)
 
 

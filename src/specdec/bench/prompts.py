@@ -1,4 +1,4 @@
-"""The prompts of a measurement: ours, or any file with one JSON object a line."""
+"""The prompts of a measurement or a training: ours, or any file with one JSON object a line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.config import ConfigError
+
+if TYPE_CHECKING:
+    from specdec.llm import TextTokenizer
 
 DEFAULT = Path(__file__).with_name("prompts.jsonl")
 """Twenty-four prompts of six tasks, four each."""
 
 UNNAMED = "other"
 """The task of a prompt whose line names none."""
+_NAMED = 5
+"""Bad lines that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +34,50 @@ class Prompt:
     task: str
     request: str | tuple[Mapping[str, str], ...]
     """What the user says, or a whole conversation of mappings with ``role`` and ``content``."""
+    raw: bool = False
+    """The text is continued as it stands, without a chat template."""
+
+    def encode(self, tokenizer: TextTokenizer) -> list[int]:
+        """Token ids, laid out by the model's chat template; text as it stands where there is none.
+
+        Raises:
+            ConfigError: a conversation, without a template.
+        """
+        if isinstance(self.request, str):
+            if self.raw or not tokenizer.has_chat_template:
+                return tokenizer.encode(self.request, add_special=True)
+            return tokenizer.chat([{"role": "user", "content": self.request}])
+        if not tokenizer.has_chat_template:
+            raise ConfigError(f"{self.id} is a conversation, and this model has no chat template")
+        return tokenizer.chat(self.request)
 
 
 def load(path: Path) -> list[Prompt]:
     """Read prompts, from a gzip file too where the name ends in ``.gz``; empty lines are skipped.
 
-    A line is an object with ``prompt`` (text) or ``messages`` (a conversation), and may have ``id`` and ``task``. A line of
-    HumanEval (``task_id`` and ``prompt``) is known by its ``task_id``, which becomes the id; its task is ``code``. Other
-    keys are allowed and not used. Without an id a prompt is named by its line.
+    A line is an object with ``prompt`` (text), ``messages`` (a conversation), ``turns`` (what the user says in turn; the first
+    is asked) or ``text`` (continued as it stands), and may have ``id`` and ``task``. A line of HumanEval (``task_id`` and
+    ``prompt``) is known by its ``task_id``, which becomes the id; its task is ``code``. Other keys are allowed and not used.
+    Without an id a prompt is named by its line.
 
     Raises:
-        ConfigError: a line cannot be used, two prompts share an id, or there is none; the message names file and line.
+        ConfigError: lines that cannot be used, each with its number and the reason; or there is none that can.
     """
     lines = _lines(path)
     prompts: dict[str, Prompt] = {}
+    bad = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        prompt = _read(line, where, number)
-        if prompt.id in prompts:
-            raise ConfigError(f"{where}: the id {prompt.id!r} is taken by an earlier line")
-        prompts[prompt.id] = prompt
+        if line.strip():
+            try:
+                prompt = _read(line, number)
+                if prompt.id in prompts:
+                    raise ValueError(f"the id {prompt.id!r} is taken by an earlier line")
+                prompts[prompt.id] = prompt
+            except ValueError as error:
+                bad.append(f"line {number}: {error}")
+    if bad:
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise ConfigError(f"{path}: {len(bad)} of {len(lines)} lines cannot be used: {'; '.join(bad[:_NAMED])}{more}")
     if not prompts:
         raise ConfigError(f"{path} holds no prompts: one JSON object a line is expected")
     return list(prompts.values())
@@ -76,7 +103,7 @@ def select(prompts: list[Prompt], tasks: Collection[str], limit: int | None) -> 
 
 def digest(prompts: list[Prompt]) -> str:
     """SHA-256 of what is asked, in order: two measurements with the same one asked the same."""
-    asked = [[prompt.id, prompt.task, prompt.request] for prompt in prompts]
+    asked = [[prompt.id, prompt.task, prompt.request, *(["raw"] if prompt.raw else [])] for prompt in prompts]
     return hashlib.sha256(json.dumps(asked, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
 
 
@@ -90,37 +117,38 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"{path} is not a whole gzip file: {error}") from error
 
 
-def _read(line: str, where: str, number: int) -> Prompt:
+def _read(line: str, number: int) -> Prompt:
+    """The prompt of a line. Raises ValueError."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
+        raise ValueError(f"not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise ConfigError(f"{where}: a JSON object is expected, got {line.strip()[:40]!r}")
-    if ("prompt" in record) == ("messages" in record):
-        raise ConfigError(f'{where}: either "prompt" or "messages" is needed, got the keys {", ".join(record) or "(none)"}')
+        raise ValueError(f"a JSON object is expected, got {line.strip()[:40]!r}")
+    kinds = [key for key in ("prompt", "messages", "turns", "text") if key in record]
+    if len(kinds) != 1:
+        raise ValueError(f"one of prompt, messages, turns and text is needed, got the keys {', '.join(record) or '(none)'}")
     if "task_id" in record:
         record = {"task": "code", **record, "id": record["task_id"]}
-    request = _messages(record["messages"], where) if "messages" in record else record["prompt"]
-    if not isinstance(request, tuple) and not (isinstance(request, str) and request.strip()):
-        raise ConfigError(f'{where}: "prompt" must be text that is not empty, got {request!r}')
-    name, task = record.get("id", f"line {number}"), record.get("task", UNNAMED)
+    name, task, request = record.get("id", f"line {number}"), record.get("task", UNNAMED), record[kinds[0]]
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
     for key, value in (("id", name), ("task", task)):
         if not (isinstance(value, str) and value):
-            raise ConfigError(f'{where}: "{key}" must be text that is not empty, got {value!r}')
+            raise ValueError(f"{key} must be text that is not empty, got {value!r}")
     if task == "all":
-        raise ConfigError(f'{where}: a task cannot be called "all", which stands for the total')
-    return Prompt(name, task, request)
+        raise ValueError('a task cannot be called "all", which stands for the total')
+    if kinds[0] == "messages":
+        return Prompt(name, task, _messages(request))
+    if kinds[0] == "turns":
+        request = request[0] if isinstance(request, list) and request else None
+    if not isinstance(request, str) or not request.strip():
+        raise ValueError(f"{kinds[0]} must be text that is not empty, got {request!r:.40}")
+    return Prompt(name, task, request, raw=kinds[0] == "text")
 
 
-def _messages(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
-    fine = (
-        isinstance(value, list)
-        and value
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
-    )
-    if not fine:
-        raise ConfigError(f'{where}: "messages" must be a list of objects with the texts "role" and "content"')
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    fine = isinstance(value, list) and value
+    if not fine or not all(isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content")) for m in value):
+        raise ValueError("messages must be a list of objects with the texts role and content")
     return tuple({"role": m["role"], "content": m["content"]} for m in value)

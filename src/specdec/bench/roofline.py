@@ -21,6 +21,7 @@ from specdec.kernels.base import Kernels
 from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.library import load as load_library
 from specdec.kernels.memory import read_rate
+from specdec.kv import codec
 from specdec.llm import LLM
 from specdec.models.decoder import Decoder
 from specdec.quant.linear import Linear
@@ -120,6 +121,7 @@ def measure_roofline(llm: LLM) -> Roofline:
     told = provenance(
         model=model_name(llm.name),
         precision=llm.precision,
+        kv_format=llm.kv_format,
         kernels=llm.kernels.name,
     )
     return Roofline(told, Machine(*map(max, zip(*rates, strict=True))), sizes, tuple(passes), steady)
@@ -137,7 +139,7 @@ def sizes_of(model: Decoder) -> Sizes:
         layer_weights=sum(linear.n * linear.k for linear in layers),
         head_weights=model.head.n * model.head.k,
         weight_bytes=sum(linear.n_bytes for linear in [*layers, model.head]),
-        kv_entry_bytes=model.kv_dtype.itemsize,
+        kv_entry_bytes=codec.bytes_of_row(model.kv_dtype, a.head_dim) / a.head_dim,
     )
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specdec.bench.prompts import Prompt, digest
 from specdec.bench.provenance import model_name, provenance
@@ -25,6 +25,7 @@ from specdec.kernels.library import load
 from specdec.kernels.memory import read_rate
 from specdec.llm import LLM, RequestError, Stream
 from specdec.results import Result
+from specdec.runner.cost import Costs
 from specdec.runner.measure import SIZES
 from specdec.runner.measure import measure as measure_costs
 
@@ -61,27 +62,75 @@ class Plan:
         return len(prompts) * len(MODES) * self.repeats * len(self.temperatures)
 
 
+MOST_READ = 512 << 20
+"""Bytes at most by which the rate of reading memory is measured: more than any cache holds."""
+
+
 @dataclass(slots=True)
 class _Flight:
     """A request that runs."""
 
     prompt: Prompt
     stream: Stream
+    began: float
     deliveries: list[tuple[float, int]]
+    """When tokens came, and how many."""
+    result: Result | None = None
 
 
-MOST_READ = 512 << 20
-"""Bytes at most by which the rate of reading memory is measured: more than any cache holds."""
+class _Side:
+    """One mode's way through some prompts, with a clock of its own that goes only while this mode works.
 
-Served = tuple[Prompt, Result, list[tuple[float, int]]]
+    So two sides can take turns pass by pass, and whatever changes the machine's pace meets both.
+    """
+
+    def __init__(
+        self, llm: LLM, prompts: Sequence[Prompt], ids: Mapping[str, list[int]], params: SamplingParams, concurrency: int
+    ) -> None:
+        self._llm, self._ids, self._params, self._concurrency = llm, ids, params, concurrency
+        self._waiting, self._flights = deque(prompts), list[_Flight]()
+        self.seconds = 0.0
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting and not self._flights
+
+    def advance(self) -> list[_Flight]:
+        """Run until the oldest request gets tokens, in which others may get some too; those that ended."""
+        began = time.perf_counter()
+
+        def now() -> float:
+            return self.seconds + time.perf_counter() - began
+
+        while self._waiting and len(self._flights) < self._concurrency:
+            prompt, moment = self._waiting.popleft(), now()
+            self._flights.append(_Flight(prompt, self._llm.stream(self._ids[prompt.id], self._params), moment, []))
+        ended = []
+        for i, flight in enumerate(tuple(self._flights)):
+            if i and not flight.stream.ready:
+                continue
+            chunk = next(flight.stream)
+            flight.deliveries.append((now(), len(chunk.tokens)))
+            if chunk.result:
+                flight.result = chunk.result
+                flight.stream.close()
+                self._flights.remove(flight)
+                ended.append(flight)
+        self.seconds = now()
+        return ended
+
+    def close(self) -> None:
+        """Abandon what has not ended."""
+        for flight in self._flights:
+            flight.stream.close()
 
 
 def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[Prompt], None] = lambda prompt: None) -> Report:
     """Measure a model whose speculation is on.
 
-    With one request at a time, off and on alternate prompt by prompt, so that a change of the machine's pace meets both;
-    with several in flight they alternate by turns through all prompts. What drafters learned is forgotten before each turn,
-    so none has met a prompt's answer before, but each learns from the prompts before it, as in use.
+    Off and on run the same prompts side by side and alternate pass by pass, each by a clock that goes only while it works: the
+    one that has worked less goes on. So a change of the machine's pace meets both. What drafters learned is forgotten before
+    each turn, so none has met a prompt's answer before, but each learns from the prompts before it, as in use.
 
     Args:
         llm: its ``without_speculation`` is the other side.
@@ -101,7 +150,7 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
     ids = {prompt.id: _encode(llm, prompt) for prompt in prompts}
     for side in sides.values():
         side.generate([ids[prompts[0].id]], plan.params.replace(temperature=plan.temperatures[0], max_tokens=WARM_UP))
-    costs, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
+    before, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
 
     tokens: dict[tuple[str, float], tuple[int, ...]] = {}
     runs: list[Timing] = []
@@ -112,16 +161,24 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
         for turn in range(plan.repeats):
             for side in sides.values():  # nor may either find the prompts of the turn before in its prefix cache
                 side.engine.forget()
+            order = MODES if turn % 2 == 0 else MODES[::-1]
             walls = dict.fromkeys(MODES, 0.0)
             for group in groups:
-                for mode in MODES if turn % 2 == 0 else MODES[::-1]:
-                    began = time.perf_counter()
-                    for prompt, result, deliveries in _serve(sides[mode], group, ids, params, plan.concurrency):
-                        if mode == MODES[0] or temperature == 0 or not llm.engine.acceptance.by_chance:
-                            _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
-                        runs.append(_timing(mode, prompt, turn, temperature, result, deliveries))
-                        served(prompt)
-                    walls[mode] += time.perf_counter() - began
+                parts = {mode: _Side(sides[mode], group, ids, params, plan.concurrency) for mode in order}
+                try:
+                    while running := [mode for mode, part in parts.items() if not part.done]:
+                        mode = min(running, key=lambda mode: parts[mode].seconds)
+                        for flight in parts[mode].advance():
+                            prompt, result = flight.prompt, cast(Result, flight.result)
+                            if mode == MODES[0] or temperature == 0 or not llm.engine.acceptance.by_chance:
+                                _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
+                            runs.append(_timing(mode, flight, turn, temperature))
+                            served(prompt)
+                finally:
+                    for part in parts.values():
+                        part.close()
+                for mode, part in parts.items():
+                    walls[mode] += part.seconds
             turns += [
                 {
                     "mode": mode,
@@ -132,6 +189,9 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                 }
                 for mode in MODES
             ]
+    after, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
+    # The faster of each: other programs only ever make a pass slower, and some sizes more than others.
+    costs = Costs({rows: min(seconds, after.points.get(rows, seconds)) for rows, seconds in before.points.items()})
     peak = peak_memory()  # before the bound is measured, which takes as much as the weights
     return Report(
         provenance=_provenance(llm, prompts),
@@ -170,42 +230,10 @@ def peak_memory() -> int | None:
 
 def _encode(llm: LLM, prompt: Prompt) -> list[int]:
     """Token ids, laid out before anything is timed."""
-    request, tokenizer = prompt.request, llm.tokenizer
-    if isinstance(request, str) and not tokenizer.has_chat_template:
-        ids = tokenizer.encode(request, add_special=True)
-    elif not tokenizer.has_chat_template:
-        raise ConfigError(f"{prompt.id} is a conversation, and this model has no chat template")
-    else:
-        ids = tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
+    ids = prompt.encode(llm.tokenizer)
     if len(ids) >= llm.engine.max_len:
         raise ConfigError(f"{prompt.id} has {len(ids)} tokens, which leaves no room in the context of {llm.engine.max_len}")
     return ids
-
-
-def _serve(
-    llm: LLM, prompts: Sequence[Prompt], ids: Mapping[str, list[int]], params: SamplingParams, concurrency: int
-) -> list[Served]:
-    """Answer prompts with so many in flight, and take down when tokens came."""
-    waiting, flights, answers = deque(prompts), list[_Flight](), list[Served]()
-    try:
-        while waiting or flights:
-            while waiting and len(flights) < concurrency:
-                prompt = waiting.popleft()
-                flights.append(_Flight(prompt, llm.stream(ids[prompt.id], params), []))
-            # The oldest is the first to get tokens; waiting for it runs passes, in which others may get some too.
-            for i, flight in enumerate(tuple(flights)):
-                if i and not flight.stream.ready:
-                    continue
-                chunk = next(flight.stream)
-                flight.deliveries.append((time.perf_counter(), len(chunk.tokens)))
-                if chunk.result:
-                    flight.stream.close()
-                    flights.remove(flight)
-                    answers.append((flight.prompt, chunk.result, flight.deliveries))
-    finally:
-        for flight in flights:
-            flight.stream.close()
-    return answers
 
 
 def _check(prompt: Prompt, result: Result, expected: tuple[int, ...]) -> None:
@@ -219,19 +247,19 @@ def _check(prompt: Prompt, result: Result, expected: tuple[int, ...]) -> None:
         raise Changed(f"the runs of {prompt.id} gave different tokens, from token {at} on")
 
 
-def _timing(
-    mode: str, prompt: Prompt, turn: int, temperature: float, result: Result, deliveries: list[tuple[float, int]]
-) -> Timing:
+def _timing(mode: str, flight: _Flight, turn: int, temperature: float) -> Timing:
+    result = cast(Result, flight.result)
+    first = next((moment for moment, tokens in flight.deliveries if tokens), None)
     return Timing(
         mode=mode,
-        prompt=prompt.id,
-        task=prompt.task,
+        prompt=flight.prompt.id,
+        task=flight.prompt.task,
         turn=turn,
         prompt_tokens=result.prompt_tokens,
         tokens=len(result.tokens),
-        seconds=result.seconds,
-        first_token_seconds=result.first_token_seconds,
-        gaps=gaps(deliveries),
+        seconds=flight.deliveries[-1][0] - flight.began,
+        first_token_seconds=None if first is None else first - flight.began,
+        gaps=gaps(flight.deliveries),
         temperature=temperature,
         stats=result.stats,
     )
@@ -241,6 +269,7 @@ def _provenance(llm: LLM, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return provenance(
         model=model_name(llm.name),
         precision=llm.precision,
+        kv_format=llm.kv_format,
         kernels=llm.kernels.name,
         prompts=len(prompts),
         prompts_sha256=digest(list(prompts)),

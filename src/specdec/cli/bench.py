@@ -27,7 +27,7 @@ def bench(
     ctx: typer.Context,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON lines (perhaps .gz) with prompt or messages, id, task; HumanEval's too. Own ones by default."),
+        typer.Option(help="JSON lines (perhaps .gz) with prompt, messages, turns or text, and id, task; HumanEval's too."),
     ] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="Only these tasks, joined by commas; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most this many prompts, taken from the tasks in turn.")] = None,

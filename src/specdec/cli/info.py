@@ -90,7 +90,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *_drafter(facts["drafter"]),
         ("cost of rows", _costs(facts["pass_seconds"], facts["pass_costs"])),
         ("exactness", facts["invariance_text"]),
-        ("cache", f"{facts['pool_tokens']:,} tokens, {_megabytes(facts['pool_bytes'])}"),
+        ("cache", f"{facts['pool_tokens']:,} tokens in {facts['kv_format']}, {_megabytes(facts['pool_bytes'])}"),
         ("resident", _megabytes(facts["resident_bytes"])),
         ("kernels", facts["kernels_text"]),
         ("machine", f"{machine['cpu']}, {system}"),

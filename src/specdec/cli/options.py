@@ -16,8 +16,10 @@ import typer
 
 from specdec.config import (
     ACCEPTANCES,
+    AUTO,
     DEFAULT_MODEL,
     DRAFTERS,
+    KV_FORMATS,
     PRECISIONS,
     ConfigError,
     Precision,
@@ -63,6 +65,9 @@ class ModelOptions:
     max_nodes: Annotated[int | None, option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
     threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
     max_len: Annotated[int | None, option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
+    kv_format: Annotated[
+        str, option(_MODEL, help=f"What keys and values are held in, one of {', '.join(KV_FORMATS)}; see docs/quality.md.")
+    ] = AUTO
     device: Annotated[str, option(_MODEL, help="Where the model runs.")] = "cpu"
 
     def load(self, *, progress: bool, **settings: Any) -> LLM:
@@ -77,6 +82,7 @@ class ModelOptions:
             drafter=self.drafter,
             threads=self.threads,
             max_len=self.max_len,
+            kv_format=self.kv_format,
             device=self.device,
             progress=progress,
             **settings,

@@ -63,7 +63,7 @@ class MemoryOptions:
     """A model's keys and values."""
 
     kv: Annotated[str | None, option(_MEMORY, metavar="MODEL", help="A config.json, folder, .gguf, alias or hub id.")] = None
-    kv_format: Annotated[str, option(_MEMORY, help="fp32, bf16, fp16, fp8 or int8.")] = "bf16"
+    kv_format: Annotated[str, option(_MEMORY, help="fp32, bf16, int8 or int4; fp16 and fp8 of other engines.")] = "bf16"
     tokens: Annotated[int | None, option(_MEMORY, help="Of each sequence; the model's context by default.")] = None
 
 

@@ -111,6 +111,7 @@ def run_json(llm: LLM) -> dict[str, Any]:
     return {
         "model": llm.name,
         "precision": llm.precision,
+        "kv_format": llm.kv_format,
         "kernels": llm.kernels.name,
         "speculation": [drafter.name for drafter in engine.drafters],
         "max_nodes": max_nodes if engine.drafters else 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,6 +16,7 @@ from specdec.config import ConfigError, ServeConfig
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
+    from specdec.serve.logs import LogFormat
     from specdec.serve.scale.worker import Ready
 
 _SERVER = "Server"
@@ -77,25 +78,28 @@ def serve(
     )
     if replicas < 1:
         raise ConfigError(f"--replicas must be an integer >= 1, got {replicas}")
+    from specdec.serve.logs import configure
+
+    configure(log_format)
+    sizes = {"max_sequences": max_sequences, "kv_tokens": kv_tokens}
     if replicas > 1:
-        load = functools.partial(_load, log_format, max_sequences=max_sequences, kv_tokens=kv_tokens)
-        _serve_replicas(replicas, model, config, host, port, load)
+        _serve_replicas(replicas, model, config, host, port, functools.partial(_load_replica, log_format, sizes))
         return
     from specdec.serve.server import Server
 
-    llm = _load(log_format, model, progress=True, max_sequences=max_sequences, kv_tokens=kv_tokens)
+    llm = model.load(progress=True, **sizes)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
     server.run()
     if not server.started:
         raise typer.Exit(1)
 
 
-def _load(log_format: Literal["text", "json"], model: ModelOptions, progress: bool = False, **settings: int | None) -> LLM:
+def _load_replica(log_format: LogFormat, sizes: Mapping[str, int | None], model: ModelOptions) -> LLM:
     """In the process that serves it."""
     from specdec.serve.logs import configure
 
     configure(log_format)
-    return model.load(progress=progress, **settings)
+    return model.load(progress=False, **sizes)
 
 
 def _serve_replicas(

@@ -168,8 +168,9 @@ def _train(
     style: str | None = None,
     **more: Any,
 ) -> None:
+    from specdec.bench.prompts import load as read_prompts
     from specdec.train import session, settings
-    from specdec.train.data import make_answers, read_prompts
+    from specdec.train.data import make_answers
 
     more |= {name: value for name in ("held_out", "cache_gb") if (value := getattr(data, name)) is not None}
     config = settings.TrainConfig(**{**settings.defaults(kind, style), **more, **training.given()})

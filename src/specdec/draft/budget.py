@@ -3,8 +3,7 @@
 Every node has a *chance*, the probability that it will be accepted: the drafter's own estimate, corrected by how often
 estimates of that kind came true. A pass emits one token and, on average, the sum of the chances of its nodes. Nodes of all
 sequences are taken together, best first, as many as make tokens per second largest (a child's chance never exceeds its
-parent's, so what is taken is a tree). Asking costs time as well: a drafter that saves less than that for a sequence is
-asked more and more seldom, but never so seldom that it would not be noticed when the text begins to suit it.
+parent's, so what is taken is a tree). Asking costs time as well: gates.py decides who is asked.
 
 What was proposed is scored against what was emitted, whether it was verified or not, so a drafter that has fallen silent
 need not be paid for with rows to show that it is right again. None of this can change a token.
@@ -12,12 +11,12 @@ need not be paid for with rows to show that it is right again. None of this can 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from specdec.draft.base import Drafter
+from specdec.draft.gates import GLANCES, GOOD, Gates, blend
 from specdec.draft.merge import Merge, overlay
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
@@ -42,26 +41,6 @@ WEIGHT = 6.0
 PRIOR = 0.5
 """Chance of a node without an estimate before anything is known, given its parent."""
 
-PROBING = 0.005
-"""Most of the time of plain decoding that may go into asking a drafter that does not pay."""
-
-GLANCES = 4
-"""Of the sequences for which a thrifty drafter was not asked, it observes so many in one pass of so many."""
-
-GOOD = 0.75
-"""Tokens of others' drafts expected to be accepted, from which on a drafter's worth is judged apart: behind a long copy of
-the prompt the same drafter saves less than where nothing was found."""
-
-TRIALS = 8
-"""Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
-
-LATER = 4
-"""Passes before a drafter is first asked for a new sequence where it has not paid for others."""
-
-
-Door = tuple[str, bool]
-"""A drafter, and whether others have already made a good draft."""
-
 
 class Record:
     """How often nodes of each kind were accepted where their parents were; older observations fade."""
@@ -79,41 +58,6 @@ class Record:
         cell = self._cells.setdefault(kind, [0.0, 0.0])
         cell[0] = cell[0] * self._keep + accepted
         cell[1] = cell[1] * self._keep + 1
-
-
-@dataclass(slots=True)
-class Gate:
-    """Is a drafter worth its time for a sequence, and if not, when is it asked again?"""
-
-    saved: float
-    """Running mean of the seconds that asking saved, what the asking itself took not deducted."""
-    interval: int = 1
-    """Passes from one ask to the next."""
-    waited: int = 0
-
-    def opens(self) -> bool:
-        """Called once for every pass in which the drafter could be asked."""
-        self.waited += 1
-        return self.waited >= self.interval
-
-    def close(self, saved: float, right: bool, price: float, longest: int) -> None:
-        """After an ask: ``right`` if one of its tokens was the next one, ``price`` is what it costs, ``longest`` the most
-        passes to wait."""
-        self.waited = 0
-        # One very good draft is enough to open: text that begins to repeat goes on repeating.
-        self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
-        if self.saved >= price:
-            self.interval = 1
-        else:
-            self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is known of one sequence."""
-
-    record: Record
-    gates: dict[Door, Gate] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -168,19 +112,16 @@ class Budget:
         self._clock = clock
         self._by_chance, self._chains = by_chance, chains
         self._record = Record(MEMORY[0])
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, Record] = {}
         self._plans: dict[int, _Plan] = {}
         self._asked: dict[int, dict[str, bool]] = {}
-        self._price: dict[str, float] = {}
-        """Seconds of asking a drafter for one sequence, running mean."""
-        self._watching: dict[str, float] = {}
-        """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
-        self._saved: dict[Door, float] = {}
-        """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._gates = Gates()
         self._chosen = 0.0
-        self._handling: float | None = None
-        """Seconds of choosing among a sequence's nodes and scoring them, running mean; 0 in passes in which none is asked."""
-        self._passes = 0
+        self._thrifty = [part.name for part in self._drafters if part.thrifty]
+        self._since_glance, self._turn = 0, 0
+        self._glance_every = GLANCES
+        self._token = self._row = 0.0
+        """Seconds that a token and a row of the pass are worth."""
         self._host = 0.0
         """Seconds of a step beside its pass and its drafting, running mean."""
 
@@ -192,13 +133,20 @@ class Budget:
             rows: of the pass without any draft, those of other sequences' prompts among them.
         """
         self._asked, self._plans = {}, {}
-        started = self._clock()
         if not self._by_chance:
-            self._weigh(len(sequences), rows)
+            limits = [0 if self._gates.rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
+            if not any(limits):
+                return [Draft()] * len(sequences)
+            self._token, self._row = self._worth(len(sequences), rows)
+        started = self._clock()
         if len(self._drafters) == 1:
             proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
             proposed = overlay(self._drafters, sequences, limits, self._ask)
+        if not self._by_chance:
+            for sequence, limit in zip(sequences, limits, strict=True):
+                if limit and sequence.id not in self._asked:
+                    self._gates.rest(sequence.id)
         if not self._asked:
             return proposed
         asked = self._clock()
@@ -214,12 +162,11 @@ class Budget:
         self._chosen = (self._clock() - asked) / len(plans)
         return proposed
 
-    def _weigh(self, n: int, rows: int) -> None:
-        """Tell drafters what a token and a row of a pass for n sequences are worth."""
+    def _worth(self, n: int, rows: int) -> tuple[float, float]:
+        """Seconds that a token and a row of a pass for n sequences are worth."""
         plain = self.costs.seconds(rows)
         row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
-        for drafter in self._drafters:
-            drafter.weigh((self._host + plain) / max(1, n), row)
+        return (self._host + plain) / max(1, n), row
 
     def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
         """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
@@ -230,15 +177,16 @@ class Budget:
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
             if limit > 0
             and _allowed(sequence, name)
-            and (self._gate(sequence, (name, found[i] >= GOOD)).opens() or self._fixed(sequence))
+            and (self._gates.opens(sequence.id, (name, found[i] >= GOOD)) or self._fixed(sequence))
         ]
         if not askers:
             return drafts
+        if not self._by_chance:
+            drafter.weigh(self._token, self._row)
         drafter.read([sequences[i] for i in askers])
         started = self._clock()
         proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
-        price = (self._clock() - started) / len(askers)
-        self._price[name] = _blend(self._price.get(name), price)
+        self._gates.asked(name, (self._clock() - started) / len(askers))
         for i, draft in zip(askers, proposed, strict=True):
             if len(draft) > limits[i]:
                 raise RuntimeError(f"{name} drafted {len(draft)} nodes where {limits[i]} were granted")
@@ -246,29 +194,13 @@ class Budget:
             drafts[i] = draft
         return drafts
 
-    def _gate(self, sequence: Sequence, door: Door) -> Gate:
-        known = self._known.get(sequence.id)
-        if known is None:
-            known = self._known[sequence.id] = _Known(Record(MEMORY[1]))
-        gate = known.gates.get(door)
-        if gate is None:
-            # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
-            cost = self._cost(door[0])
-            saved = self._saved.get(door, math.e * cost)
-            gate = known.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
-        return gate
-
-    def _cost(self, name: str) -> float:
-        """Seconds that asking a drafter for a sequence brings with it."""
-        return self._price.get(name, 0.0) + self._watching.get(name, 0.0) + (self._handling or 0.0)
-
     def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
         """The chance of each node: its parent's, times that of being the next token then."""
         depth = depths(draft.tree)
         kinds: list[Kind] = []
         chances: list[float] = []
         if len(draft):
-            mine = self._known[sequence.id].record
+            mine = self._known.setdefault(sequence.id, Record(MEMORY[1]))
             estimates = draft.estimates
             for node, (parent, source) in enumerate(zip(draft.tree.parents, draft.sources, strict=True)):
                 if estimates:
@@ -342,23 +274,29 @@ class Budget:
                     asked.setdefault(name, []).append(i)
                 scored += 1
         if scored:
-            self._handling = _blend(self._handling, self._chosen + (self._clock() - began) / scored)
+            self._gates.handled(self._chosen + (self._clock() - began) / scored)
         self._plans = {}
-        self._passes += 1
+        self._since_glance += 1
+        glance = self._since_glance >= self._glance_every
         for drafter in self._drafters:
             if drafter.thrifty:
-                self._let_watch(drafter, step, forward, verdicts, asked.get(drafter.name, []))
+                self._let_watch(drafter, step, forward, verdicts, asked.get(drafter.name, []), glance)
             else:
                 drafter.observe(step, forward, verdicts)
+        if glance:
+            self._since_glance = 0
+            self._turn += GLANCES
+            seconds = self._host + self.costs.seconds(len(verdicts))
+            self._glance_every = self._gates.glances(self._thrifty, seconds)
 
     def _let_watch(
-        self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int]
+        self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int], glance: bool
     ) -> None:
         """Have a thrifty drafter observe the spans for which it was asked, and now and then some of the others."""
         spans = asked
-        if self._passes % GLANCES == 0:
+        if glance:
             others = [i for i, verdict in enumerate(verdicts) if verdict is not None and i not in asked]
-            start = self._passes // GLANCES * GLANCES % max(1, len(others))  # in turn, where there are more than that
+            start = self._turn % max(1, len(others))  # in turn, where there are more than that
             spans = sorted([*asked, *(others[start:] + others[:start])[:GLANCES]])
         if not spans:
             return
@@ -368,40 +306,34 @@ class Budget:
             forward = Forward(forward.logits, tuple(forward.rows[i] for i in spans))
             verdicts = [verdicts[i] for i in spans]
         drafter.observe(step, forward, verdicts)
-        seconds = (self._clock() - started) / len(spans)
-        self._watching[drafter.name] = _blend(self._watching.get(drafter.name), seconds)
+        self._gates.watched(drafter.name, (self._clock() - started) / len(spans))
 
     def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
-        draft, known = plan.proposed, self._known.get(sequence.id)
+        draft = plan.proposed
         right = {ROOT}  # nodes that agree with what was emitted
-        if known is not None:
-            for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
-                depth = plan.depth[node]
-                if parent in right and depth <= len(emitted):
-                    accepted = token == emitted[depth - 1]
-                    kind = plan.kinds[node]
-                    known.record.add(kind, accepted)
-                    self._record.add(kind, accepted)
-                    if not draft.estimates:
-                        self._record.add((kind[0], 0, CLASSES), accepted)
-                    if accepted:
-                        right.add(node)
-            saved = dict.fromkeys(plan.asked, 0.0)
-            hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
-            for node in plan.kept:
-                source = self._drafter_of(draft.sources[node])
-                if source in saved:
-                    # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
-                    share = ((node in right) + plan.chances[node]) / 2
-                    saved[source] += share * plan.per_token - plan.per_row
-            for stats in (self._stats, sequence.stats):
-                stats.record_asks(plan.asked, hits)
-            for name, seconds in saved.items():
-                price = self._cost(name)
-                door = name, plan.asked[name]
-                known.gates[door].close(seconds, name in hits, price, math.ceil(price / (PROBING * plan.per_token)))
-                mean = self._saved.get(door, math.e * price)
-                self._saved[door] = mean + (seconds - mean) / (4 * TRIALS)
+        for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
+            depth = plan.depth[node]
+            if parent in right and depth <= len(emitted):
+                accepted = token == emitted[depth - 1]
+                kind = plan.kinds[node]
+                self._known[sequence.id].add(kind, accepted)
+                self._record.add(kind, accepted)
+                if not draft.estimates:
+                    self._record.add((kind[0], 0, CLASSES), accepted)
+                if accepted:
+                    right.add(node)
+        saved = dict.fromkeys(plan.asked, 0.0)
+        hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
+        for node in plan.kept:
+            source = self._drafter_of(draft.sources[node])
+            if source in saved:
+                # Half what came of it, which is true but noisy, half what was expected, which is steady but may be wrong.
+                share = ((node in right) + plan.chances[node]) / 2
+                saved[source] += share * plan.per_token - plan.per_row
+        for stats in (self._stats, sequence.stats):
+            stats.record_asks(plan.asked, hits)
+        for name, seconds in saved.items():
+            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, name in hits, plan.per_token)
         self._note(sequence, len(draft), tuple(plan.asked), plan.expected)
 
     def _drafter_of(self, source: str) -> str:
@@ -414,12 +346,13 @@ class Budget:
 
     def follow(self, host: float) -> None:
         """Take note of the seconds of a step beside its pass and its drafting."""
-        self._host = _blend(self._host, host)
+        self._host = blend(self._host, host)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended."""
         self._known.pop(sequence.id, None)
         self._plans.pop(sequence.id, None)
+        self._gates.release(sequence.id)
         for drafter in self._drafters:
             drafter.release(sequence)
 
@@ -427,7 +360,7 @@ class Budget:
         """Forget everything but the costs of passes, also what drafters learned; only between requests."""
         self._record = Record(MEMORY[0])
         self._known, self._plans = {}, {}
-        self._price, self._watching, self._saved = {}, {}, {}
+        self._gates.clear()
         for drafter in self._drafters:
             drafter.clear()
 
@@ -436,8 +369,3 @@ def _allowed(sequence: Sequence, name: str) -> bool:
     """May this drafter be asked for this sequence?"""
     drafters = sequence.speculation.drafters
     return drafters is None or name in drafters
-
-
-def _blend(mean: float | None, value: float) -> float:
-    """A running mean of seconds that a single outlier moves little."""
-    return mean + (min(value, 4 * mean) - mean) / 16 if mean else value

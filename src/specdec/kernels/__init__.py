@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
 from specdec.kernels.base import Kernels
 from specdec.kernels.library import LIBRARY, REBUILD, KernelError, load
+
+if TYPE_CHECKING:
+    from specdec.kernels.tails import NativeTails
 
 CHOICES = ("auto", "native", "torch")
 _log = logging.getLogger(__name__)
@@ -55,6 +59,13 @@ def _select_accelerator(device: torch.device) -> Kernels:
     if device.index is not None:
         torch.cuda.set_device(device)  # Triton launches on the current device, wherever the tensors lie
     return TritonKernels(select("cpu"))
+
+
+def native_tails() -> NativeTails | None:
+    """The native search for what followed the end of a text, on whatever device the model runs; None where it is not built."""
+    from specdec.kernels.tails import NativeTails
+
+    return None if _why_portable(torch.device("cpu")) else NativeTails(load())
 
 
 def set_threads(n: int) -> None:

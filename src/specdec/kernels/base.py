@@ -131,7 +131,8 @@ class Kernels(ABC):
     def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
         """Write k, v [M, KV, hd] f32 (rows may be strided) to the rows' slots.
 
-        keys [blocks, KV, hd, 16] and values [blocks, KV, 16, hd]: one layer of the pool, bfloat16 or float32.
+        keys [blocks, KV, hd, 16] and values [blocks, KV, 16, hd]: one layer of the pool, bfloat16 or float32; or both
+        [blocks, KV, bytes], int8 or uint8, in the quantised forms of ``kv.codec``.
         """
 
     @abstractmethod

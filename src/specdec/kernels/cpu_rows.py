@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import WIDTH, Draw, Kernels, Rows
 from specdec.kernels.library import DOUBLE, FLOAT, INT, LONG, POINTER, Library
+from specdec.kv import codec
 
 MOST_TOP = 32
 """The longest list that ``top`` keeps."""
@@ -62,19 +62,22 @@ def check_rows(rows: Rows) -> None:
         raise ValueError(f"{m} rows need a block table")
 
 
-def _check_pool(keys: Tensor, values: Tensor, kv_heads: int, hd: int) -> tuple[int, bool]:
-    """How many blocks a layer of the pool has, and whether it holds bfloat16 (else float32)."""
+def _check_pool(keys: Tensor, values: Tensor, kv_heads: int, hd: int) -> tuple[int, int]:
+    """How many blocks a layer of the pool has, and the kind of what it holds as the native library numbers it."""
     shape, dtype = keys.shape, keys.dtype
-    n_blocks = shape[0]
-    if shape != (n_blocks, kv_heads, hd, BLOCK_SIZE) or values.shape != (n_blocks, kv_heads, BLOCK_SIZE, hd) or hd % 8:
+    n_blocks, kind = shape[0], codec.KINDS.get(dtype)
+    if kind is None:
+        raise ValueError(f"the pool must hold one of {', '.join(map(str, codec.KINDS))}, got {dtype}")
+    of_keys, of_values = codec.block_shapes(dtype, hd)
+    divisor = 16 if codec.quantised(dtype) else 8
+    if shape != (n_blocks, kv_heads, *of_keys) or values.shape != (n_blocks, kv_heads, *of_values) or hd % divisor:
         raise ValueError(
-            f"a pool for {kv_heads} heads of {hd} (a multiple of 8) needs keys [blocks, KV, hd, 16] and values "
-            f"[blocks, KV, 16, hd], got {tuple(shape)} and {tuple(values.shape)}"
+            f"a pool of {dtype} for {kv_heads} heads of {hd} (a multiple of {divisor}) needs keys "
+            f"{['blocks', kv_heads, *of_keys]} and values {['blocks', kv_heads, *of_values]}, "
+            f"got {tuple(shape)} and {tuple(values.shape)}"
         )
-    if dtype is not torch.bfloat16 and dtype is not torch.float32:
-        raise ValueError(f"the pool must hold bfloat16 or float32, got {dtype}")
     _check("keys", keys, dtype), _check("values", values, dtype)
-    return n_blocks, dtype is torch.bfloat16
+    return n_blocks, kind
 
 
 class RowOps(Kernels):
@@ -130,12 +133,12 @@ class RowOps(Kernels):
     def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> None:
         k_stride, v_stride = _row_stride("k", k), _row_stride("v", v)
         m, kv_heads, hd = k.shape
-        n_blocks, bf16 = _check_pool(keys, values, kv_heads, hd)
+        n_blocks, kind = _check_pool(keys, values, kv_heads, hd)
         places, _ = self._pointers(rows)
         if v.shape != k.shape or m != len(rows):
             raise ValueError(f"{len(rows)} rows need as many keys and values, got {tuple(k.shape)} and {tuple(v.shape)}")
         wrong = self._store(
-            k.data_ptr(), k_stride, v.data_ptr(), v_stride, keys.data_ptr(), values.data_ptr(), bf16, n_blocks, *places,
+            k.data_ptr(), k_stride, v.data_ptr(), v_stride, keys.data_ptr(), values.data_ptr(), kind, n_blocks, *places,
             m, kv_heads, hd,
         )  # fmt: skip
         if wrong:
@@ -144,13 +147,13 @@ class RowOps(Kernels):
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
         stride, (m, heads, hd) = _row_stride("q", q), q.shape
         kv_heads = keys.shape[1]
-        n_blocks, bf16 = _check_pool(keys, values, kv_heads, hd)
+        n_blocks, kind = _check_pool(keys, values, kv_heads, hd)
         _, lists = self._pointers(rows)
         if heads % kv_heads or m != len(rows):
             raise ValueError(f"q {tuple(q.shape)} fits neither {len(rows)} rows nor {kv_heads} key heads")
         out = torch.empty(m, heads * hd)
         wrong = self._attend(
-            q.data_ptr(), stride, keys.data_ptr(), values.data_ptr(), bf16, n_blocks, *lists, out.data_ptr(),
+            q.data_ptr(), stride, keys.data_ptr(), values.data_ptr(), kind, n_blocks, *lists, out.data_ptr(),
             m, heads, kv_heads, hd, scale, window,
         )  # fmt: skip
         if wrong:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import GROUP, LANES, BlockWeight, DenseWeight, Rows
 from specdec.kernels.cpu_rows import BAD_BLOCK, BAD_ROW, ERRORS, NO_MEMORY, check_rows
 from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
+from specdec.kv import codec
 
 MOST_HEAD = 256
 """The widest head that csrc/decoder.c has room for."""
@@ -112,7 +112,7 @@ class NativePass(ctypes.Structure):
         *((name, POINTER) for name in ("tables", "sequence", "slot", "prefix", "path", "n_path")),
         *((name, LONG) for name in ("sequences", "table_width", "path_width")),
         *((name, POINTER) for name in ("keys", "values")),
-        *((name, LONG) for name in ("n_blocks", "bf16")),
+        *((name, LONG) for name in ("n_blocks", "kind")),
         *((name, POINTER) for name in ("logits", "taps", "inputs")),
         *((name, LONG) for name in ("per_row", "fuse")),
         ("ends", POINTER),
@@ -152,7 +152,7 @@ class FusedDecoder:
             angles: int64 [M]: which of these turns a row.
             rows: where each row's key and value go, and what it sees.
             wanted: int64 [W], increasing: rows whose logits are wanted.
-            keys, values: the pool of all layers, [layers, blocks, KV, hd, 16] and [layers, blocks, KV, 16, hd].
+            keys, values: the pool of all layers.
             taps: layers whose output is wanted, of every row.
 
         Returns:
@@ -171,7 +171,7 @@ class FusedDecoder:
             tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), angles.data_ptr(), cos.shape[0], n_rows,
             n_wanted, rows.tables.data_ptr(), rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(),
             rows.path.data_ptr(), rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(),
-            values.data_ptr(), keys.shape[1], keys.dtype is torch.bfloat16, logits.data_ptr(),
+            values.data_ptr(), keys.shape[1], codec.KINDS[keys.dtype], logits.data_ptr(),
             places and ctypes.addressof(places),
         )  # fmt: skip
         raise_for(self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)))
@@ -182,15 +182,16 @@ class FusedDecoder:
         check_rows(rows)
         m, (kv_heads, hd) = len(rows), self._kv
         cos, keys = given["cos"], given["keys"]
-        pool = (self._layers, keys.shape[1], kv_heads)
+        pool, dtype = (self._layers, keys.shape[1], kv_heads), keys.dtype if keys.dtype in codec.KINDS else torch.float32
+        of_keys, of_values = codec.block_shapes(dtype, hd)
         expected = {
             "tokens": (torch.int64, (m,)),
             "wanted": (torch.int64, (len(given["wanted"]),)),
             "cos": (torch.float32, (cos.shape[0], hd // 2)),
             "sin": (torch.float32, tuple(cos.shape)),
             "angles": (torch.int64, (m,)),
-            "keys": (torch.bfloat16 if keys.dtype is torch.bfloat16 else torch.float32, (*pool, hd, BLOCK_SIZE)),
-            "values": (keys.dtype, (*pool, BLOCK_SIZE, hd)),
+            "keys": (dtype, (*pool, *of_keys)),
+            "values": (dtype, (*pool, *of_values)),
         }
         for name, (dtype, shape) in expected.items():
             x = given[name]

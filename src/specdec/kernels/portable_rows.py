@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import WIDTH, Kernels, Rows, gumbel
+from specdec.kv import codec
 
 
 def _each_row(function: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
@@ -26,14 +27,17 @@ def store_rows(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Rows) -
     real = rows.slot >= 0  # the others are padding
     slot, k, v = rows.slot[real].long(), k[real], v[real]
     blocks, offset = rows.tables.long()[rows.sequence[real].long(), slot // BLOCK_SIZE], slot % BLOCK_SIZE
-    keys[blocks, :, :, offset] = k.to(keys.dtype)
-    values[blocks, :, offset, :] = v.to(values.dtype)
+    for x, part in zip(codec.encode(k, keys.dtype), codec.key_parts(keys, k.shape[-1]), strict=True):
+        part[blocks, offset] = x
+    for x, part in zip(codec.encode(v, values.dtype), codec.value_parts(values, v.shape[-1]), strict=True):
+        part[blocks, offset] = x
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: float, window: int) -> Tensor:
     """q [M, H, hd] -> [M, H * hd]: each row gathers the keys of its own list and takes their softmax in float64."""
     m, heads, hd = q.shape
     kv_heads = keys.shape[1]
+    key_parts, value_parts = codec.key_parts(keys, hd), codec.value_parts(values, hd)
     out = q.new_empty(m, heads * hd)
     for i in range(m):
         prefix, n_path = int(rows.prefix[i]), int(rows.n_path[i])
@@ -43,8 +47,8 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, rows: Rows, scale: floa
         start = max(0, prefix + n_path - window) if window > 0 else 0
         slots = torch.cat([torch.arange(prefix, device=q.device), rows.path[i, :n_path].long()])[start:]
         blocks, offset = rows.tables[rows.sequence[i]].long()[slots // BLOCK_SIZE], slots % BLOCK_SIZE
-        k = keys[blocks, :, :, offset].transpose(0, 1).double()  # [KV, n, hd]
-        v = values[blocks, :, offset, :].transpose(0, 1).double()
+        k = codec.decode(tuple(part[blocks, offset] for part in key_parts)).transpose(0, 1).double()  # [KV, n, hd]
+        v = codec.decode(tuple(part[blocks, offset] for part in value_parts)).transpose(0, 1).double()
         grouped = q[i].double().view(kv_heads, heads // kv_heads, 1, hd)
         scores = scale * (grouped * k[:, None]).sum(-1)  # [KV, H / KV, n]
         p = torch.exp(scores - scores.amax(-1, keepdim=True))

@@ -7,6 +7,7 @@ outside the pool is the caller's fault.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import ClassVar
 
@@ -15,8 +16,9 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from specdec.config import BLOCK_SIZE
-from specdec.kernels import triton_attention, triton_products, triton_rows
+from specdec.kernels import triton_attention, triton_codes, triton_products, triton_rows
 from specdec.kernels.base import GROUP, BlockWeight, DenseWeight, Draw, Kernels, Rows
+from specdec.kv import codec
 
 TILE_ROWS, TILE_DEPTH = 16, 64
 """Rows of a tile of a product, and the inputs that it takes in one step."""
@@ -28,6 +30,9 @@ TILE_QUERIES = 16
 
 PLAIN = {"enable_fp_fusion": False}
 """Steps in float32 are rounded one by one, as they are written, whatever a version of Triton would make of them."""
+
+BITS: Mapping[torch.dtype, int] = {torch.int8: 8, torch.uint8: 4}
+"""Of a code, by the type of the storage."""
 
 PART = 512
 """Entries of a row's list of keys that one program reads; longer lists are cut at multiples of it."""
@@ -113,7 +118,14 @@ class TritonKernels(Kernels):
         _check_pool(keys, values, kv_heads, hd)
         if v.shape != k.shape or m != len(rows):
             raise ValueError(f"{len(rows)} rows need as many keys and values, got {tuple(k.shape)} and {tuple(v.shape)}")
-        if m:
+        if m and codec.quantised(keys.dtype):
+            bits, group = BITS[keys.dtype], codec.group_of(hd)
+            triton_codes.store_codes[(m, kv_heads)](
+                k, k_stride, v, v_stride, keys, values, keys.view(torch.bfloat16), values.view(torch.bfloat16), rows.tables,
+                rows.tables.shape[1], rows.sequence, rows.slot, kv_heads, hd, next_power_of_2(hd // group), BLOCK_SIZE, bits,
+                group, **PLAIN,
+            )  # fmt: skip
+        elif m:
             triton_rows.store[(m, kv_heads)](
                 k, k_stride, v, v_stride, keys, values, rows.tables, rows.tables.shape[1], rows.sequence, rows.slot,
                 kv_heads, hd, next_power_of_2(hd), BLOCK_SIZE, **PLAIN,
@@ -133,11 +145,14 @@ class TritonKernels(Kernels):
         if n_parts > 1:
             sums, peaks = q.new_empty(m, n_parts, heads, hd), q.new_empty(m, n_parts, heads)
             masses = torch.empty_like(peaks)
+        bits = BITS.get(keys.dtype, 0)
+        halves = (keys.view(torch.bfloat16), values.view(torch.bfloat16)) if bits else (keys, values)
         triton_attention.attend[(m, kv_heads, n_parts)](
-            q, stride, keys, values, rows.tables, rows.tables.shape[1], rows.sequence, rows.prefix, rows.path,
+            q, stride, keys, values, *halves, rows.tables, rows.tables.shape[1], rows.sequence, rows.prefix, rows.path,
             rows.path.shape[1], rows.n_path, sums, peaks, masses, n_parts, scale * math.log2(math.e), window,
             kv_heads, group, hd, max(TILE_QUERIES, next_power_of_2(group)), tile, BLOCK_SIZE,
-            64 if hd <= 128 else 32, PART, n_parts == 1, num_warps=4, num_stages=2, **PLAIN,
+            64 if hd <= 128 else 32, PART, n_parts == 1, bits, codec.group_of(hd),
+            num_warps=4, num_stages=2, **PLAIN,
         )  # fmt: skip
         if n_parts > 1:
             triton_attention.join[(m,)](
@@ -200,11 +215,11 @@ def _row_stride(name: str, x: Tensor) -> int:
 
 
 def _check_pool(keys: Tensor, values: Tensor, kv_heads: int, hd: int) -> None:
-    blocks = len(keys)
-    if keys.shape != (blocks, kv_heads, hd, BLOCK_SIZE) or values.shape != (blocks, kv_heads, BLOCK_SIZE, hd):
+    of_keys, of_values = codec.block_shapes(keys.dtype, hd)
+    if keys.shape != (len(keys), kv_heads, *of_keys) or values.shape != (len(keys), kv_heads, *of_values):
         raise ValueError(
-            f"a pool for {kv_heads} heads of {hd} needs keys [blocks, KV, hd, 16] and values [blocks, KV, 16, hd], "
-            f"got {tuple(keys.shape)} and {tuple(values.shape)}"
+            f"a pool of {keys.dtype} for {kv_heads} heads of {hd} needs keys {['blocks', kv_heads, *of_keys]} and values "
+            f"{['blocks', kv_heads, *of_values]}, got {tuple(keys.shape)} and {tuple(values.shape)}"
         )
     if not keys.is_contiguous() or not values.is_contiguous():
         raise ValueError("a layer of the pool must be contiguous")

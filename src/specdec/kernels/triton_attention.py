@@ -8,15 +8,16 @@ enters the arithmetic.
 import triton
 import triton.language as tl
 
+from specdec.kernels.triton_codes import block_size, read_keys, read_values
 from specdec.kernels.triton_products import dot
 
 
 @triton.jit(do_not_specialize=["width", "path_width", "n_parts", "window"])
 def attend(
-    q, q_stride, keys, values, tables, width, sequence, prefix, path, path_width, n_path, sums, peaks, masses, n_parts,
-    scale, window,
+    q, q_stride, keys, values, key_halves, value_halves, tables, width, sequence, prefix, path, path_width, n_path, sums,
+    peaks, masses, n_parts, scale, window,
     KV: tl.constexpr, G: tl.constexpr, HD: tl.constexpr, G_TILE: tl.constexpr, HD_TILE: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr, PART: tl.constexpr, WHOLE: tl.constexpr,
+    KEYS: tl.constexpr, PART: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program a row, a key head with its G query heads, and PART entries of the row's list.
 
@@ -24,7 +25,9 @@ def attend(
         q: [M, KV G, HD] f32, rows ``q_stride`` apart.
         sums: [M, n_parts, KV G, HD] f32, values weighted by 2^(score - peak); if WHOLE, [M, KV G, HD], divided by the mass.
         peaks, masses: [M, n_parts, KV G] f32, the largest score of a part and the sum of its weights; unused if WHOLE.
+        key_halves, value_halves: the bytes of keys and values as bfloat16, for the scales of codes.
         scale: of the scores, times log2(e).
+        BITS, GROUP: of codes; 0 bits are floats.
     """
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     before = tl.load(prefix + row)
@@ -44,9 +47,9 @@ def attend(
         seen = (j >= first) & (j < count)
         slot = tl.where(j < before, j, tl.load(path + row * path_width + (j - before), mask=seen & (j >= before), other=0))
         block = tl.load(table + slot // BLOCK, mask=seen, other=0).to(tl.int64)
-        base = (block * KV + head) * (BLOCK * HD)
+        base = (block * KV + head) * block_size(HD, BLOCK, BITS, GROUP)
         inside = seen[None, :] & (d < HD)[:, None]
-        k = tl.load(keys + (base + slot % BLOCK)[None, :] + d[:, None] * BLOCK, mask=inside, other=0.0)  # [HD, KEYS]
+        k = read_keys(keys, key_halves, base, slot % BLOCK, d, inside, HD, BLOCK, BITS, GROUP)  # [HD, KEYS]
         scores = dot(query, k, tl.zeros([G_TILE, KEYS], tl.float32))
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
@@ -54,7 +57,7 @@ def attend(
         fade = tl.exp2(peak - higher)
         mass = mass * fade + tl.sum(weights, 1)
         inside = seen[:, None] & (d < HD)[None, :]
-        v = tl.load(values + (base + slot % BLOCK * HD)[:, None] + d[None, :], mask=inside, other=0.0)  # [KEYS, HD]
+        v = read_values(values, value_halves, base, slot % BLOCK, d, inside, HD, BLOCK, BITS, GROUP)  # [KEYS, HD]
         total = dot(weights, v, total * fade[:, None])
         peak = higher
 

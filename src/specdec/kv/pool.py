@@ -7,18 +7,33 @@ from collections.abc import Sequence as Many
 import torch
 
 from specdec.config import BLOCK_SIZE
+from specdec.kv import codec
 
 
 class Pool:
-    """Keys [layers, blocks, KV, hd, 16] and values [layers, blocks, KV, 16, hd], laid out for the attention kernels."""
+    """Keys [layers, blocks, KV, hd, 16] and values [layers, blocks, KV, 16, hd], laid out for the attention kernels.
+
+    Where they are quantised, a block of either is one run of bytes, codes and then scales: [layers, blocks, KV, bytes].
+
+    Args:
+        dtype: of the storage; ``codec.DTYPES`` has one for each format.
+
+    Raises:
+        ConfigError: heads of that width cannot be held so.
+    """
 
     def __init__(
         self, n_layers: int, n_blocks: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        # Not cleared: a slot is never read before it is written, and untouched pages cost no memory.
+        codec.check_head(dtype, head_dim)
         shape = n_layers, n_blocks, n_kv_heads
-        self.keys = torch.empty(*shape, head_dim, BLOCK_SIZE, dtype=dtype, device=device)
-        self.values = torch.empty(*shape, BLOCK_SIZE, head_dim, dtype=dtype, device=device)
+        of_keys, of_values = codec.block_shapes(dtype, head_dim)
+        # Not cleared: a slot is never read before it is written, and untouched pages cost no memory.
+        self.keys = torch.empty(*shape, *of_keys, dtype=dtype, device=device)
+        self.values = torch.empty(*shape, *of_values, dtype=dtype, device=device)
+        self.key_parts = codec.key_parts(self.keys, head_dim)
+        """Views of the keys by slot, each [layers, blocks, 16, KV, x]."""
+        self.value_parts = codec.value_parts(self.values, head_dim)
 
     @property
     def n_layers(self) -> int:
@@ -50,10 +65,10 @@ class Pool:
         for source, target in pairs:
             if source != target:
                 (b, s), (c, t) = divmod(source, BLOCK_SIZE), divmod(target, BLOCK_SIZE)
-                self.keys[:, blocks[c], :, :, t] = self.keys[:, blocks[b], :, :, s]
-                self.values[:, blocks[c], :, t] = self.values[:, blocks[b], :, s]
+                for part in (*self.key_parts, *self.value_parts):
+                    part[:, blocks[c], t] = part[:, blocks[b], s]
 
     def poison(self, blocks: Many[int]) -> None:
-        """Fill blocks with NaN, so that a test notices whoever reads what no row wrote."""
-        self.keys[:, list(blocks)] = torch.nan
-        self.values[:, list(blocks)] = torch.nan
+        """Fill blocks with NaN, so that a test notices whoever reads what no row wrote. (Scales of codes become NaN.)"""
+        for part in (self.key_parts[-1], self.value_parts[-1]):
+            part[:, list(blocks)] = torch.nan

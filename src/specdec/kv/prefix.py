@@ -2,7 +2,8 @@
 
 A block's key is a hash of its sixteen tokens and of the key of the block before it; the first one's begins with the salt.
 So one look-up answers for the whole prefix, and sequences of different salts never meet. A key has 256 bits: that two
-prefixes share one is not going to happen, by accident or by design.
+prefixes share one is not going to happen, by accident or by design. A cache belongs to one pool of one model, so what rows
+are held in is the same for all of its blocks and enters no key.
 
 Only full blocks of committed tokens enter, whose keys and values will not be written again; never rows of a draft. What a
 block holds stays when its sequence ends, until its room is needed: the longest unused goes first, and of one sequence the

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -48,6 +50,7 @@ class Model(ABC):
 
     shape: Shape
     kv_dtype: torch.dtype
+    """Of the storage of its keys and values, as ``kv.codec.DTYPES`` has it for each format."""
     device: torch.device
     precision: Precision
     """What the weights are held in; never ``auto``."""
@@ -61,6 +64,12 @@ class Model(ABC):
     def n_bytes(self) -> int:
         """Memory of the weights; 0 where a model has none or does not say."""
         return 0
+
+    def holding(self, kv_dtype: torch.dtype) -> Self:
+        """The same model, its weights shared, with its keys and values held in another type of storage."""
+        other = copy.copy(self)
+        other.kv_dtype = kv_dtype
+        return other
 
     @abstractmethod
     def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:

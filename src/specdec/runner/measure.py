@@ -99,6 +99,7 @@ class Passes:
         pool = Pool(shape.n_layers, blocks, shape.n_kv_heads, shape.head_dim, model.kv_dtype, model.device)
         pool.keys.zero_()  # numbers that are none would take part in the time
         pool.values.zero_()
+        self.pool = pool
         self.runner = make_runner(model, attention.select(pool, kernels))
         self._table = BlockTable(BlockAllocator(pool.n_blocks))
         self._table.reserve(pool.n_blocks * BLOCK_SIZE)

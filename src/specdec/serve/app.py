@@ -178,6 +178,7 @@ def _model(service: Service) -> dict[str, Any]:
         "owned_by": "specdec",
         "max_model_len": service.llm.engine.max_len,
         "precision": service.llm.precision,
+        "kv_format": service.llm.kv_format,
         "drafters": [drafter.name for drafter in service.llm.engine.drafters],
     }
 
@@ -196,7 +197,13 @@ async def _converse(socket: WebSocket, kind: type[Body]) -> None:
         check_id(socket)
         service.check_health()
     except ApiError as error:
-        await socket.send_denial_response(_error_response(error))
+        service.metrics.refused.labels(str(error.status)).inc()
+        account = Account(socket.state.request_id, socket.url.path, socket.headers, service.tracing)
+        account.status, account.error = error.status, error
+        try:
+            await socket.send_denial_response(_error_response(error))
+        finally:
+            account.end()
         return
     await Conversation(socket, service, kind, tenant).run()
 

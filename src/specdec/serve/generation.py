@@ -139,7 +139,7 @@ class Generation:
         self._left = 0
         """Sequences that the engine has and that have not ended."""
         self._computed: float | None = None
-        """When the oldest delta was computed that nobody has woken up for."""
+        """When the oldest delta was computed that nobody has woken up for; of an answer that is sent whole, the last one."""
         self._sending: float | None = None
         """The same of what is being sent."""
         self.error: ApiError | None = None
@@ -242,7 +242,7 @@ class Generation:
 
     def received(self, choice: Choice, error: str | None, computed: float) -> None:
         """A choice got a delta."""
-        if self._computed is None:
+        if self._computed is None or not self._streamed:
             self._computed = computed
         if choice.finish_reason is not None:
             self._left -= 1

@@ -44,6 +44,13 @@ def configure(form: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("specdec").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """False for uvicorn's complaint about a WebSocket that was refused with a response, which it takes for none at all; the
+    request's own line tells of it."""
+    return record.getMessage() != "ASGI callable returned without completing handshake."
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -57,7 +57,12 @@ class Service:
             lambda: not self.worker.failed,
             self.name,
             drafters,
-            {"version": __version__, "precision": llm.precision, "drafters": ",".join(drafters)},
+            {
+                "version": __version__,
+                "precision": llm.precision,
+                "kv_format": llm.kv_format,
+                "drafters": ",".join(drafters),
+            },
         )
         self.tracing = tracing or _tracing(config)
         self.closing = False

@@ -23,6 +23,7 @@ from specdec.engine import Engine, RequestError
 from specdec.metrics.snapshot import Snapshot
 from specdec.metrics.watch import Watch
 from specdec.serve.errors import ApiError, engine_failed
+from specdec.serve.promptness import ask_for_short_turns
 from specdec.types import Delta, Speculation, Stopper, Times
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class Worker:
         """Begin; the running event loop is the one that listeners are called on."""
         self._loop = asyncio.get_running_loop()
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._thread.start()
+        self._thread.start()  # before this thread asks for short turns, which threads that it starts then would get too
+        ask_for_short_turns()
 
     async def stop(self) -> None:
         """End the thread after its present pass; what still runs is dropped."""

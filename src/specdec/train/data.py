@@ -1,16 +1,16 @@
-"""Prompts, and the target's own answers to them: a drafter learns to foresee what the target says, not what is right."""
+"""The target's own answers to prompts: a drafter learns to foresee what the target says, not what is right."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from specdec.bench.prompts import Prompt
 from specdec.config import ConfigError, SamplingParams
 from specdec.llm import LLM
 from specdec.sampling import derive_seed
@@ -19,19 +19,6 @@ TEMPERATURES = (0.0, 0.0, 1.0, 0.0, 0.7)
 """Answer i is sampled at the (i mod 5)th of these."""
 _TOGETHER = 64
 """Prompts that are answered before anything is written."""
-_NAMED = 5
-"""Bad lines that an error names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One request."""
-
-    task: str
-    request: str | tuple[Mapping[str, str], ...]
-    """What the user says, or a conversation of mappings with ``role`` and ``content``."""
-    raw: bool = False
-    """The text is continued as it stands, without a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,63 +36,6 @@ class Answer:
     def seed(self) -> int:
         """Of the sequence: a prompt's own number is the seed of its request."""
         return derive_seed(self.index, 0)
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read prompts, one JSON object a line; empty lines are skipped.
-
-    A line has ``prompt`` (text), ``messages`` (a conversation), ``turns`` (what the user says in turn; the first is asked) or
-    ``text`` (continued as it stands), and may have ``task``. Other keys are not used.
-
-    Raises:
-        ConfigError: lines that cannot be used, each with its number and the reason; or there is none that can.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
-    prompts, bad = [], []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                prompts.append(_prompt(line))
-            except ValueError as error:
-                bad.append(f"line {number}: {error}")
-    if bad:
-        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise ConfigError(f"{path}: {len(bad)} of {len(lines)} lines cannot be used: {'; '.join(bad[:_NAMED])}{more}")
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts: one JSON object a line is expected")
-    return prompts
-
-
-def _prompt(line: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON object is expected, got {line.strip()[:40]!r}")
-    kinds = [key for key in ("prompt", "messages", "turns", "text") if key in record]
-    if len(kinds) != 1:
-        raise ValueError(f"one of prompt, messages, turns and text is needed, got the keys {', '.join(record) or '(none)'}")
-    task, value = record.get("task", "other"), record[kinds[0]]
-    if not isinstance(task, str) or not task:
-        raise ValueError(f"task must be text that is not empty, got {task!r}")
-    if kinds[0] == "messages":
-        return Prompt(task, _messages(value))
-    if kinds[0] == "turns":
-        value = value[0] if isinstance(value, list) and value else None
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{kinds[0]} must be text that is not empty, got {value!r:.40}")
-    return Prompt(task, value, raw=kinds[0] == "text")
-
-
-def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
-    fine = isinstance(value, list) and value
-    if not fine or not all(isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content")) for m in value):
-        raise ValueError('messages must be a list of objects with the texts "role" and "content"')
-    return tuple({"role": m["role"], "content": m["content"]} for m in value)
 
 
 def read_answers(path: Path, vocab_size: int) -> list[Answer]:
@@ -163,7 +93,7 @@ def make_answers(
     with path.open("a", encoding="utf-8") as file:
         for start in range(done, len(prompts), _TOGETHER):
             part = range(start, min(start + _TOGETHER, len(prompts)))
-            ids = {i: tokens for i in part if len(tokens := _ids(llm, prompts[i])) < longest}
+            ids = {i: tokens for i in part if len(tokens := prompts[i].encode(llm.tokenizer)) < longest}
             params = [
                 SamplingParams(temperature=temperatures[i % len(temperatures)], max_tokens=max_tokens, seed=i) for i in ids
             ]
@@ -189,13 +119,6 @@ def held_out(answer: Answer, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _ids(llm: LLM, prompt: Prompt) -> list[int]:
-    if prompt.raw or (isinstance(prompt.request, str) and not llm.tokenizer.has_chat_template):
-        return llm.tokenizer.encode(str(prompt.request), add_special=True)
-    request = prompt.request
-    return llm.tokenizer.chat([{"role": "user", "content": request}] if isinstance(request, str) else request)
-
-
 def _take_up(path: Path, llm: LLM, prompts: Many[Prompt]) -> int:
     """How many prompts are answered; a line that was cut short is removed from the file."""
     if not path.exists():
@@ -210,7 +133,7 @@ def _take_up(path: Path, llm: LLM, prompts: Many[Prompt]) -> int:
     if not answers:
         return 0
     last = answers[-1]
-    if last.index >= len(prompts) or list(last.tokens[: last.n_prompt]) != _ids(llm, prompts[last.index]):
+    if last.index >= len(prompts) or list(last.tokens[: last.n_prompt]) != prompts[last.index].encode(llm.tokenizer):
         raise ConfigError(f"{path} holds answers to other prompts, or of another model: choose another folder, or delete it")
     return last.index + 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.serve.scale.prefix import PIECE_BYTES, SLACK, Held, choose, keys
+from specdec.serve.scale.prefix import PIECE_BYTES, SLACK, Held, keys
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant. " * 20}
 
@@ -60,41 +60,44 @@ def test_any_shape_of_prompt_has_keys() -> None:
 )
 def test_the_choice_is_bounded_and_takes_the_longest_prefix(loads: dict[str, int], matches: dict[str, int], slack: int) -> None:
     """Never more than the slack above the least busy; nobody within that bound holds more."""
-    chosen = choose(loads, matches, slack)
+    held, wanted = Held(), [bytes([i]) for i in range(9)]
+    for name, n in matches.items():
+        held.note(name, wanted[:n])
+    chosen = held.choose(loads, wanted, slack)
     assert loads[chosen] <= min(loads.values()) + slack
     for name, load in loads.items():
         if load <= min(loads.values()) + slack:
             assert matches.get(name, 0) <= matches.get(chosen, 0)
-    assert chosen == choose(dict(reversed(loads.items())), matches, slack)
+    assert chosen == held.choose(dict(reversed(loads.items())), wanted, slack)
 
 
-def test_families_of_prompts_stay_together_and_all_replicas_are_used() -> None:
-    """Twelve families, shuffled, one request at a time: each stays with one of four replicas, and each replica has some."""
-    held, names = Held(), ["0", "1", "2", "3"]
-    where: dict[int, set[str]] = {}
-    order = [family for family in range(12) for _ in range(20)]
-    random.Random(0).shuffle(order)
+def choices(held: Held, families: list[int], at_once: int) -> list[str]:
+    """The replicas of four that get prompts of these families, while so many run at a time."""
     running: list[str] = []
-    for turn, family in enumerate(order):
+    for turn, family in enumerate(families):
         wanted = keys({"prompt": f"{family} " * 200 + str(turn)}, "")
-        loads = {name: running.count(name) for name in names}
-        chosen = choose(loads, {name: held.match(name, wanted) for name in names})
-        held.note(chosen, wanted)
-        where.setdefault(family, set()).add(chosen)
-        running = [*running[-3:], chosen]
-    assert all(len(replicas) == 1 for replicas in where.values())
-    assert set.union(*where.values()) == set(names)
+        busy = running[max(0, len(running) + 1 - at_once) :]
+        running.append(held.choose({name: busy.count(name) for name in "0123"}, wanted))
+        held.note(running[-1], wanted)
+    return running
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_families_of_prompts_stay_together_and_all_replicas_are_used(at_once: int) -> None:
+    """Twelve families, shuffled: each stays with one of four replicas, and each replica has its share, even where no request
+    comes before the one before it has ended."""
+    families = [family for family in range(12) for _ in range(20)]
+    random.Random(0).shuffle(families)
+    chosen = choices(Held(), families, at_once)
+    where = [{c for c, f in zip(chosen, families, strict=True) if f == family} for family in range(12)]
+    assert all(len(replicas) == 1 for replicas in where)
+    assert min(chosen.count(name) for name in "0123") >= len(chosen) / 8
 
 
 def test_one_prefix_for_all_spreads_when_its_replica_is_busy() -> None:
-    held = Held()
-    loads = dict.fromkeys("ab", 0)
-    for turn in range(20):  # nothing ends
-        wanted = keys({"prompt": "shared " * 100 + str(turn)}, "")
-        chosen = choose(loads, {name: held.match(name, wanted) for name in loads})
-        held.note(chosen, wanted)
-        loads[chosen] += 1
-    assert abs(loads["a"] - loads["b"]) <= SLACK + 1
+    chosen = choices(Held(), [7] * 20, at_once=20)  # nothing ends
+    counts = [chosen.count(name) for name in "0123"]
+    assert max(counts) - min(counts) <= SLACK + 1
 
 
 def test_what_is_held_is_bounded_and_forgotten() -> None:

@@ -11,7 +11,10 @@
 // Values are summed in order in every lane (lanes are entries of the head), and only those of visible keys are ever read into
 // a sum. How rows are grouped, which blocks hold the keys and how many threads run therefore cannot reach a bit.
 //
-// keys [blocks, KV, hd, 16], values [blocks, KV, 16, hd]; hd is a multiple of 8.
+// What is quantised (kv.h) is read as it lies: score_j adds up sums over groups of d, each times its scale, and p_j is
+// multiplied by the scale of a value's group before it weighs its codes. The same holds of it.
+//
+// keys [blocks, KV, block], values [blocks, KV, block], as kv.h has blocks; hd is a multiple of 8, and of 16 for codes.
 #include <stdlib.h>
 
 #include "attention.h"
@@ -33,7 +36,7 @@ typedef struct {
   float *out;
   int64_t table_width, path_width, per_kv, kv_heads, hd, window;
   float scale;
-  int bf16;
+  int kind;
 } Call;
 
 // Rows [first, last) of one sequence, with every block from lo to hi - 1 that one of them may see. Query k of a tile and a key
@@ -49,7 +52,7 @@ typedef struct {
   float *o;       // [queries, ld_o]: sixteens of the head; the last one ends at hd and may overlap the one before
   float *den;     // [queries]
   int64_t *at;    // [blocks + AHEAD] element at which a block starts
-  int64_t *path;  // [rows, path_width] element at which the value of an entry starts
+  int64_t *path;  // [rows, path_width] element at which the value of an entry starts; of codes, as a Span has it
   int64_t width, ld_o;
 } Work;
 
@@ -69,13 +72,13 @@ static int64_t place(const Call *c, const Tile *t, int64_t kv, int64_t k, int64_
 
 static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
   const int32_t *table = c->tables + (int64_t)c->sequence[t->first] * c->table_width;
-  int64_t hd = c->hd, n_blocks = t->hi - t->lo;
+  int64_t hd = c->hd, n_blocks = t->hi - t->lo, block = kv_block(c->kind, hd), row = kv_quantised(c->kind) ? 1 : hd;
   for (int64_t b = 0; b < n_blocks + AHEAD; b++)
-    w->at[b] = (table[t->lo + least(b, n_blocks - 1)] * c->kv_heads + kv) * BLOCK * hd;
+    w->at[b] = (table[t->lo + least(b, n_blocks - 1)] * c->kv_heads + kv) * block;
   for (int64_t i = t->first; i < t->last; i++)
     for (int64_t a = path_start(c, i); a < c->n_path[i]; a++) {
       int64_t slot = c->path[i * c->path_width + a];
-      w->path[(i - t->first) * c->path_width + a] = w->at[slot / BLOCK - t->lo] + slot % BLOCK * hd;
+      w->path[(i - t->first) * c->path_width + a] = w->at[slot / BLOCK - t->lo] + slot % BLOCK * row;
     }
   for (int64_t k = 0; k < t->queries; k++) {
     const float *q = c->q + place(c, t, kv, k, c->q_stride);
@@ -88,7 +91,7 @@ static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
 static void score_blocks_of(const Call *c, const Tile *t, const Work *w, int64_t from, int64_t to) {
   for (int64_t b = from; b < to; b += SPAN)
     for (int64_t k = 0; k < t->queries; k += MOST)
-      score_any(least(MOST, t->queries - k), c->bf16, w->q + k * c->hd, c->hd, c->keys, w->at + b, least(SPAN, to - b),
+      score_any(least(MOST, t->queries - k), c->kind, w->q + k * c->hd, c->hd, c->keys, w->at + b, least(SPAN, to - b),
                 w->scores + k * w->width + b * BLOCK, w->width);
 }
 
@@ -120,7 +123,7 @@ static void weigh_slots(const Call *c, const Tile *t, const Work *w, int64_t k, 
   to -= t->base;
   if (from >= to) return;
   Span keys = {w->at + from / BLOCK, BLOCK, from % BLOCK, to - from, AHEAD};
-  weigh_any(n, c->bf16, c->hd, d, end, w->scores + k * w->width + from, w->width, c->values, &keys, w->o + k * w->ld_o, w->ld_o);
+  weigh_any(n, c->kind, c->hd, d, end, w->scores + k * w->width + from, w->width, c->values, &keys, w->o + k * w->ld_o, w->ld_o);
 }
 
 // Add the values of a row's path to n of its queries.
@@ -128,7 +131,7 @@ static void weigh_path(const Call *c, const Tile *t, const Work *w, int64_t k, i
   int64_t i = t->first + k / c->per_kv, skip = path_start(c, i);
   if (skip >= c->n_path[i]) return;
   Span keys = {w->path + (i - t->first) * c->path_width + skip, 1, 0, c->n_path[i] - skip, 0};
-  weigh_any(n, c->bf16, c->hd, d, end, w->scores + k * w->width + c->prefix[i] - t->base + skip, w->width, c->values, &keys,
+  weigh_any(n, c->kind, c->hd, d, end, w->scores + k * w->width + c->prefix[i] - t->base + skip, w->width, c->values, &keys,
             w->o + k * w->ld_o, w->ld_o);
 }
 
@@ -184,7 +187,7 @@ static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Wor
     f32x16 inverse = f_set1(1.0f / w->den[k]);
     float *out = c->out + place(c, t, kv, k, c->kv_heads * c->per_kv * c->hd);
     for (int64_t e = d; e < end; e += LANES) {
-      f32x16 x = f_mul(in_order(f_load(o + e), c->bf16), inverse);
+      f32x16 x = f_mul(in_order(f_load(o + e), c->kind), inverse);
       if (c->hd < LANES) f_store_n(out, x, (int)c->hd);
       else f_store(out + least(e, c->hd - LANES), x);
     }
@@ -319,13 +322,13 @@ static int split(Job *job, int threads) {
 
 // Returns 0, or what is wrong: 1 a row (its table, prefix or path), 2 a block id, 3 no memory.
 KERNEL(int, attend)
-(const float *q, int64_t q_stride, const void *keys, const void *values, int bf16, int64_t n_blocks, const int32_t *tables,
+(const float *q, int64_t q_stride, const void *keys, const void *values, int kind, int64_t n_blocks, const int32_t *tables,
  int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
  int64_t path_width, const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd, float scale,
  int64_t window) {
   int64_t per_kv = heads / kv_heads, seen = 0, longest = 0;
   Call c = {q, q_stride, keys, values, tables, sequence, prefix, path, n_path, out, table_width, path_width, per_kv, kv_heads,
-            hd, window, scale, bf16};
+            hd, window, scale, kind};
   int wrong = check(&c, rows, sequences, n_blocks);
   if (wrong) return wrong;
   for (int64_t i = 0; i < rows; i++) {

@@ -6,6 +6,7 @@
 // multiplied it; gate and up meet while both are at hand and become the quantised rows of the next product.
 #include <stdlib.h>
 
+#include "kv.h"
 #include "pass.h"
 #include "pointwise.h"
 #include "products.h"
@@ -152,9 +153,9 @@ static void heads(const Run *run, int64_t h, int64_t last, int64_t first, int64_
       if (!is_value) turn_row(x, p->cosine + p->angle[row] * half, p->sine + p->angle[row] * half, 1, half);
       if (kv < 0) continue;
       const int64_t block = p->tables[p->sequence[row] * p->table_width + p->slot[row] / LANES], t = p->slot[row] % LANES;
-      const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * LANES * hd;
-      if (is_value) store_value(x, run->values, at, t, (int)p->bf16, hd);
-      else store_key(x, run->keys, at, t, (int)p->bf16, hd);
+      const int64_t at = (block * d->kv_heads + kv % d->kv_heads) * kv_block((int)p->kind, hd);
+      if (is_value) store_value(x, run->values, at, t, (int)p->kind, hd);
+      else store_key(x, run->keys, at, t, (int)p->kind, hd);
     }
   }
 }
@@ -210,7 +211,7 @@ static void logits(const Run *run, int64_t b, int64_t last, int64_t first, int64
 static int attention(Run *run) {
   const Decoder *d = run->decoder;
   const Pass *p = run->pass;
-  return NAME3(attend, SPECDEC_ISA)(run->q, d->heads * d->hd, run->keys, run->values, (int)p->bf16, p->n_blocks, p->tables,
+  return NAME3(attend, SPECDEC_ISA)(run->q, d->heads * d->hd, run->keys, run->values, (int)p->kind, p->n_blocks, p->tables,
                                     p->sequences, p->table_width, p->sequence, p->prefix, p->path, p->path_width, p->n_path,
                                     run->attended.x, run->rows, d->heads, d->kv_heads, d->hd, d->scale, run->layer->window);
 }
@@ -249,7 +250,7 @@ static int run_layer(Run *run, int64_t i) {
   const Decoder *d = run->decoder;
   const Pass *p = run->pass;
   const Layer *layer = run->layer = d->layers + i;
-  const int64_t step = p->n_blocks * d->kv_heads * LANES * d->hd * (p->bf16 ? 2 : 4);
+  const int64_t step = p->n_blocks * d->kv_heads * kv_block((int)p->kind, d->hd) * kv_element((int)p->kind);
   const int last = i == d->n_layers - 1;
   float *tap = p->taps ? p->taps[i] : 0;
   run->keys = p->keys + i * step;

@@ -45,8 +45,8 @@ typedef struct {
   int64_t n_angles, rows, n_wanted;
   const int32_t *tables, *sequence, *slot, *prefix, *path, *n_path;
   int64_t sequences, table_width, path_width;
-  char *keys, *values;  // [layers, n_blocks, KV, hd, 16] and [layers, n_blocks, KV, 16, hd]
-  int64_t n_blocks, bf16;
+  char *keys, *values;  // [layers, n_blocks, KV, block of the kind that kv.h describes]
+  int64_t n_blocks, kind;
   float *logits;  // [n_wanted, vocabulary]
   float **taps;   // for each layer null, or [rows, d] for its output
   // Of a pass that does not start from embeddings: for each row the addresses of `per_row` vectors [d], the features to be

@@ -1,4 +1,5 @@
 // The passes of a decoder layer that treat each row, or each head of a row, by itself.
+#include "kv.h"
 #include "pointwise.h"
 #include "threads.h"
 
@@ -67,10 +68,10 @@ KERNEL(void, rope)
   specdec_parallel(threads, t.chunks, turn_chunk, &t);
 }
 
-// Write the rows' keys and values to their slots: keys [blocks, KV, hd, 16], values [blocks, KV, 16, hd], bfloat16 or float32.
+// Write the rows' keys and values to their slots, in blocks of the kind that kv.h describes.
 // Returns 0, or 1 for a table or slot outside the tables, 2 for a block outside the pool; nothing is written then.
 KERNEL(int, store)
-(const float *k, int64_t k_stride, const float *v, int64_t v_stride, void *keys, void *values, int bf16, int64_t n_blocks,
+(const float *k, int64_t k_stride, const float *v, int64_t v_stride, void *keys, void *values, int kind, int64_t n_blocks,
  const int32_t *tables, int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *slot, int64_t rows,
  int64_t kv_heads, int64_t hd) {
   for (int64_t i = 0; i < rows; i++) {
@@ -81,9 +82,9 @@ KERNEL(int, store)
   for (int64_t i = 0; i < rows; i++) {
     int64_t block = tables[sequence[i] * table_width + slot[i] / LANES], t = slot[i] % LANES;
     for (int64_t h = 0; h < kv_heads; h++) {
-      int64_t at = (block * kv_heads + h) * LANES * hd;
-      store_key(k + i * k_stride + h * hd, keys, at, t, bf16, hd);
-      store_value(v + i * v_stride + h * hd, values, at, t, bf16, hd);
+      int64_t at = (block * kv_heads + h) * kv_block(kind, hd);
+      store_key(k + i * k_stride + h * hd, keys, at, t, kind, hd);
+      store_value(v + i * v_stride + h * hd, values, at, t, kind, hd);
     }
   }
   return 0;

@@ -46,31 +46,4 @@ ALWAYS void turn_row(float *x, const float *cosine, const float *sine, int64_t h
   }
 }
 
-// Put one head's key x [hd] into slot t of its block [hd, 16].
-ALWAYS void store_key(const float *x, void *keys, int64_t at, int64_t t, int bf16, int64_t hd) {
-  if (!bf16) {
-    for (int64_t d = 0; d < hd; d++) ((float *)keys)[at + d * LANES + t] = x[d];
-    return;
-  }
-  for (int64_t d = 0; d < hd; d += LANES) {
-    uint16_t rounded[LANES];
-    f_store_bf16(rounded, load_up_to(x + d, hd - d));
-    int n = hd - d < LANES ? (int)(hd - d) : LANES;
-    for (int e = 0; e < n; e++) ((uint16_t *)keys)[at + (d + e) * LANES + t] = rounded[e];
-  }
-}
-
-// Put one head's value x [hd] into slot t of its block [16, hd].
-ALWAYS void store_value(const float *x, void *values, int64_t at, int64_t t, int bf16, int64_t hd) {
-  if (!bf16) {
-    memcpy((float *)values + at + t * hd, x, (size_t)hd * sizeof(float));
-    return;
-  }
-  for (int64_t d = 0; d < hd; d += LANES) {
-    uint16_t rounded[LANES];
-    f_store_bf16(rounded, load_up_to(x + d, hd - d));
-    memcpy((uint16_t *)values + at + t * hd + d, rounded, (size_t)(hd - d < LANES ? hd - d : LANES) * sizeof(uint16_t));
-  }
-}
-
 #endif

@@ -36,6 +36,14 @@ ALWAYS f32x16 f_unmix(f32x16 a) {
 ALWAYS f32x16 f_load_f16(const uint16_t *p) {
   return F2(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8))));
 }
+// Sixteen bytes, or sixteen halves of eight bytes (lanes 0-7 the low ones), or of sixteen bytes the low or the high halves.
+ALWAYS __m256i bytes8(const int8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ALWAYS __m256 low_half(__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 28), 28)); }
+ALWAYS __m256 high_half(__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 4)); }
+ALWAYS f32x16 f_load_i8(const int8_t *p) { return F2(_mm256_cvtepi32_ps(bytes8(p)), _mm256_cvtepi32_ps(bytes8(p + 8))); }
+ALWAYS f32x16 f_load_i4(const int8_t *p) { return F2(low_half(bytes8(p)), high_half(bytes8(p))); }
+ALWAYS f32x16 f_load_i4_low(const int8_t *p) { return F2(low_half(bytes8(p)), low_half(bytes8(p + 8))); }
+ALWAYS f32x16 f_load_i4_high(const int8_t *p) { return F2(high_half(bytes8(p)), high_half(bytes8(p + 8))); }
 ALWAYS f32x16 f_add(f32x16 a, f32x16 b) { return F2(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)); }
 ALWAYS f32x16 f_sub(f32x16 a, f32x16 b) { return F2(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)); }
 ALWAYS f32x16 f_mul(f32x16 a, f32x16 b) { return F2(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)); }

@@ -15,6 +15,21 @@ ALWAYS f32x16 f_load_bf16(const uint16_t *p) {
 ALWAYS f32x16 f_load_bf16_mixed(const uint16_t *p) { return f_load_bf16(p); }
 ALWAYS f32x16 f_unmix(f32x16 a) { return a; }
 ALWAYS f32x16 f_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+// Sixteen bytes, or sixteen halves of eight bytes (lanes 0-7 the low ones), or of sixteen bytes the low or the high halves.
+ALWAYS __m512i bytes16(__m128i p) { return _mm512_cvtepi8_epi32(p); }
+ALWAYS __m512i loaded16(const int8_t *p) { return bytes16(_mm_loadu_si128((const __m128i *)p)); }
+ALWAYS __m512 high_half(__m512i x) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 4)); }
+ALWAYS f32x16 f_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(loaded16(p)); }
+ALWAYS f32x16 f_load_i4(const int8_t *p) {
+  int64_t both;
+  memcpy(&both, p, sizeof both);
+  const __m512i left = _mm512_set_epi32(24, 24, 24, 24, 24, 24, 24, 24, 28, 28, 28, 28, 28, 28, 28, 28);
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(bytes16(_mm_set1_epi64x(both)), left), 28));
+}
+ALWAYS f32x16 f_load_i4_low(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(loaded16(p), 28), 28));
+}
+ALWAYS f32x16 f_load_i4_high(const int8_t *p) { return high_half(loaded16(p)); }
 ALWAYS f32x16 f_add(f32x16 a, f32x16 b) { return _mm512_add_ps(a, b); }
 ALWAYS f32x16 f_sub(f32x16 a, f32x16 b) { return _mm512_sub_ps(a, b); }
 ALWAYS f32x16 f_mul(f32x16 a, f32x16 b) { return _mm512_mul_ps(a, b); }

@@ -47,6 +47,18 @@ ALWAYS f32x16 f_unmix(f32x16 a) { return a; }
 ALWAYS f32x16 f_load_f16(const uint16_t *p) {
   QUARTERS_F(((f32x4){from_f16(p[4 * i]), from_f16(p[4 * i + 1]), from_f16(p[4 * i + 2]), from_f16(p[4 * i + 3])}));
 }
+// Sixteen bytes, or sixteen halves of eight bytes (lanes 0-7 the low ones), or of sixteen bytes the low or the high halves.
+ALWAYS float low_half(int8_t x) { return (float)((x & 7) - (x & 8)); }
+ALWAYS float high_half(int8_t x) { return (float)(x >> 4); }
+#define QUARTERS_OF(one) QUARTERS_F(((f32x4){one(4 * i), one(4 * i + 1), one(4 * i + 2), one(4 * i + 3)}))
+#define BYTE(e) (float)p[e]
+#define HALF(e) ((e) < 8 ? low_half(p[(e) % 8]) : high_half(p[(e) % 8]))
+#define LOW(e) low_half(p[e])
+#define HIGH(e) high_half(p[e])
+ALWAYS f32x16 f_load_i8(const int8_t *p) { QUARTERS_OF(BYTE); }
+ALWAYS f32x16 f_load_i4(const int8_t *p) { QUARTERS_OF(HALF); }
+ALWAYS f32x16 f_load_i4_low(const int8_t *p) { QUARTERS_OF(LOW); }
+ALWAYS f32x16 f_load_i4_high(const int8_t *p) { QUARTERS_OF(HIGH); }
 ALWAYS f32x16 f_add(f32x16 a, f32x16 b) { QUARTERS_F(a.q[i] + b.q[i]); }
 ALWAYS f32x16 f_sub(f32x16 a, f32x16 b) { QUARTERS_F(a.q[i] - b.q[i]); }
 ALWAYS f32x16 f_mul(f32x16 a, f32x16 b) { QUARTERS_F(a.q[i] * b.q[i]); }

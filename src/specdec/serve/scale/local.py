@@ -10,7 +10,7 @@ import httpx
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from specdec.serve.scale.figures import labelled, rendered
-from specdec.serve.scale.prefix import Held, choose
+from specdec.serve.scale.prefix import Held
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica
 from specdec.serve.scale.supervisor import Replica, Supervisor
 
@@ -49,7 +49,7 @@ class LocalReplicas:
         if not ready:
             raise NoReplica
         loads = {name: replica.load for name, replica in ready.items()}
-        replica = ready[choose(loads, {name: self._held.match(name, asked.keys) for name in ready})]
+        replica = ready[self._held.choose(loads, asked.keys)]
         self._held.note(replica.name, asked.keys)
         self.asked[replica.name] = self.asked.get(replica.name, 0) + 1
         url = f"{replica.url}{asked.path}" + (f"?{asked.query}" if asked.query else "")

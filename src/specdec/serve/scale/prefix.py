@@ -81,23 +81,26 @@ class Held:
         while len(held) > self._most:
             held.popitem(last=False)
 
+    def size(self, replica: str) -> int:
+        """How many keys a replica holds."""
+        return len(self._keys.get(replica, ()))
+
     def forget(self, replica: str) -> None:
         """A replica began anew, or is gone."""
         self._keys.pop(replica, None)
 
+    def choose(self, loads: Mapping[str, int], wanted: Sequence[bytes], slack: int = SLACK) -> str:
+        """The replica for a request.
 
-def choose(loads: Mapping[str, int], matches: Mapping[str, int], slack: int = SLACK) -> str:
-    """The replica for a request.
+        Of those that have at most ``slack`` requests more than the least busy one, the one that holds most of the prompt; of
+        equal ones the least busy, then the one that holds least in all, so that every cache fills, then the first by name.
 
-    Of those that have at most ``slack`` requests more than the least busy one, the one that holds most of the prompt; of equal
-    ones the least busy, and then the first by name.
-
-    Args:
-        loads: requests that each replica is answering; not empty.
-        matches: leading keys that each replica holds; absent is none.
-    """
-    limit = min(loads.values()) + slack
-    return min(
-        (name for name, load in loads.items() if load <= limit),
-        key=lambda name: (-matches.get(name, 0), loads[name], name),
-    )
+        Args:
+            loads: requests that each replica is answering; not empty.
+            wanted: the keys of the prompt.
+        """
+        limit = min(loads.values()) + slack
+        return min(
+            (name for name, load in loads.items() if load <= limit),
+            key=lambda name: (-self.match(name, wanted), loads[name], self.size(name), name),
+        )

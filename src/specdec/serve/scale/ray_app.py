@@ -24,13 +24,15 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from specdec.config import DEFAULT_MODEL, EngineConfig, ServeConfig
 from specdec.serve.scale.figures import labelled, rendered
-from specdec.serve.scale.prefix import SLACK, Held, choose
+from specdec.serve.scale.prefix import SLACK, Held
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica
 from specdec.serve.scale.router import Router
 from specdec.serve.scale.worker import Load
 
-HEALTH_SECONDS = 2.0
-"""Between two questions of Ray's after an engine's health, and for how long it may be silent."""
+HEALTH_SECONDS = 1.0
+"""Between two questions of Ray's after an engine's health: so late it may learn that one has died."""
+SILENT_SECONDS = 2.0
+"""For how long an engine may leave one unanswered; three of these in a row and it is replaced."""
 
 
 class Settings(BaseModel):
@@ -116,7 +118,7 @@ def build(
         autoscaling_config=scaling,
         max_ongoing_requests=max_sequences + config.max_queue,
         health_check_period_s=HEALTH_SECONDS,
-        health_check_timeout_s=HEALTH_SECONDS,
+        health_check_timeout_s=SILENT_SECONDS,
         graceful_shutdown_timeout_s=config.shutdown_seconds,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
@@ -136,7 +138,7 @@ def build(
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Ranks engines as ``prefix.choose`` does."""
+    """Ranks engines as ``prefix.Held`` does."""
 
     def initialize_state(self, slack: int = SLACK) -> None:
         self._slack = slack
@@ -152,7 +154,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         ranks = []
         while left:
             loads = {name: len(self._running[name]) for name in left}
-            ranks.append([left.pop(choose(loads, {name: self._held.match(name, wanted) for name in loads}, self._slack))])
+            ranks.append([left.pop(self._held.choose(loads, wanted, self._slack))])
         return ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
@@ -266,7 +268,15 @@ class RayReplicas:
         return True, {}
 
     async def metrics(self) -> bytes:
-        return rendered(labelled(await self._handle.broadcast("figures").results_async()))
+        """Of the engines that answer; one that has just died is left out, as it soon is by Ray."""
+        try:
+            found = await self._handle.broadcast("figures").results_async(return_exceptions=True)
+        except DeploymentUnavailableError:
+            found = []
+        for error in found:
+            if isinstance(error, BaseException) and not isinstance(error, RayActorError):
+                raise error
+        return rendered(labelled(figures for figures in found if not isinstance(figures, RayActorError)))
 
 
 class _RayAnswer:

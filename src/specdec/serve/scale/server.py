@@ -1,8 +1,11 @@
-"""Runs the router and its replicas on this machine, and stops them in good order."""
+"""Runs the router and its replicas on this machine, adds and removes some on signals, and stops them in good order."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
+import threading
 from collections.abc import Callable
 
 import uvicorn
@@ -15,7 +18,7 @@ from specdec.serve.scale.worker import Load, Ready
 
 
 class ScaledServer(uvicorn.Server):
-    """As ``serve.server.Server``, with the work done by replicas.
+    """As ``serve.server.Server``, with the work done by replicas. SIGTTIN adds one and SIGTTOU removes one.
 
     Args:
         load: loads the model, in the process of each replica; it must be picklable.
@@ -41,7 +44,7 @@ class ScaledServer(uvicorn.Server):
                 ws_max_size=config.max_body_bytes,
                 lifespan="off",
                 access_log=False,
-                log_level="warning",
+                log_config=None,
                 timeout_graceful_shutdown=int(LAST_SECONDS),
             )
         )
@@ -57,6 +60,10 @@ class ScaledServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGTTIN, self.supervisor.add)
+            loop.add_signal_handler(signal.SIGTTOU, self.supervisor.remove)
         first = self.supervisor.replicas[0].ready
         if self.started and first:
             self._ready(self.address, first)

@@ -27,6 +27,7 @@ AGAIN_SECONDS = 1.0
 """Before a replica that died at its start is started again; doubled each time, up to thirty times that."""
 LAST_SECONDS = 8.0
 """For a replica to end after all requests have."""
+_GLANCE_SECONDS = 0.02
 
 
 class Replica:
@@ -38,6 +39,8 @@ class Replica:
         self.ready: Ready | None = None
         self.process: BaseProcess | None = None
         self.restarts = 0
+        self.leaving = False
+        """It gets no new requests and ends with its last one."""
         self.load = 0
         """Requests that it is answering."""
 
@@ -53,7 +56,7 @@ class Supervisor:
     Args:
         load: loads the model, in the replica's process; it must be picklable.
         config: of each replica's server.
-        n: how many.
+        n: how many there are at first.
         died: called with the name of a replica whose process has ended.
     """
 
@@ -86,6 +89,47 @@ class Supervisor:
             self._tasks += [asyncio.create_task(self._keep(*both)) for both in zip(some, started, strict=True)]
             await asyncio.gather(*started)
 
+    def add(self) -> None:
+        """Start one more, with the lowest name that is free; it takes requests once it is ready."""
+        if self._closing:
+            return
+        taken = {replica.name for replica in self.replicas}
+        replica = Replica(next(name for i in range(len(taken) + 1) if (name := str(i)) not in taken))
+        self.replicas.append(replica)
+        _log.info("replica %s is started: %d are to run", replica.name, len(self._staying))
+        self._tasks.append(asyncio.create_task(self._try(replica)))
+
+    def remove(self) -> None:
+        """Give the last one, of those first that do not work, no more requests, and end it when it has none left; one stays in
+        any case."""
+        if self._closing:
+            return
+        if len(self._staying) == 1:
+            _log.warning("the last replica stays")
+            return
+        replica = max(self._staying, key=lambda replica: (replica.state != "ready", int(replica.name)))
+        replica.leaving, replica.state = True, "stopping"
+        _log.info("replica %s is to end: %d are to run", replica.name, len(self._staying))
+        self._tasks.append(asyncio.create_task(self._let_go(replica)))
+
+    @property
+    def _staying(self) -> list[Replica]:
+        return [replica for replica in self.replicas if not replica.leaving]
+
+    async def _try(self, replica: Replica) -> None:
+        """Keep an added replica, unless it cannot start."""
+        started = asyncio.get_running_loop().create_future()
+        await self._keep(replica, started)
+        if started.done() and (error := started.exception()):
+            _log.error("%s", error)
+            self.replicas.remove(replica)
+
+    async def _let_go(self, replica: Replica) -> None:
+        while replica.load:
+            await asyncio.sleep(_GLANCE_SECONDS)
+        if replica.process and replica.process.is_alive():
+            replica.process.terminate()
+
     def end(self) -> None:
         """Tell all to stop: those that run requests take their time for it, as a server does that stops."""
         self._closing = True
@@ -97,9 +141,9 @@ class Supervisor:
         """Wait so long for all to end, unless hurried, then end them."""
         self.end()
         end = time.monotonic() + seconds
-        for replica in self.replicas:
+        for replica in list(self.replicas):
             while replica.process and replica.process.is_alive() and time.monotonic() < end and not hurried():
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(_GLANCE_SECONDS)
             if replica.process and replica.process.is_alive():
                 replica.process.kill()
         for task in self._tasks:
@@ -108,9 +152,9 @@ class Supervisor:
         await self._client.aclose()
 
     async def _keep(self, replica: Replica, started: asyncio.Future[None]) -> None:
-        """Run a replica's processes one after the other."""
+        """Run a replica's processes one after the other, until it is to leave."""
         again = AGAIN_SECONDS
-        while not self._closing:
+        while not (self._closing or replica.leaving):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
                 target=run, args=(self._load, self._config, theirs), name=f"specdec-{replica.name}", daemon=True
@@ -122,20 +166,21 @@ class Supervisor:
             try:
                 said = await _told(ours)
                 if isinstance(said, Ready):
-                    replica.ready, replica.state, again = said, "ready", AGAIN_SECONDS
+                    replica.ready, again = said, AGAIN_SECONDS
+                    replica.state = "stopping" if replica.leaving else "ready"
                     _log.info("replica %s is ready after %.1f s", replica.name, time.monotonic() - began)
                     if not started.done():
                         started.set_result(None)
                     await self._watch(replica, process)
             finally:
-                replica.state = "stopping" if self._closing else "starting"
+                replica.state = "stopping" if self._closing or replica.leaving else "starting"
                 self._died(replica.name)
                 if not self._closing and process.is_alive():
                     process.kill()
                 ours.close()
             await asyncio.to_thread(process.join)
-            if self._closing:
-                return
+            if self._closing or replica.leaving:
+                break
             if not started.done():
                 reason = said.message if isinstance(said, Failed) else f"it ended with code {process.exitcode}"
                 started.set_exception(ConfigError(f"replica {replica.name} does not start: {reason}"))
@@ -145,6 +190,8 @@ class Supervisor:
             if said is None or isinstance(said, Failed):
                 await asyncio.sleep(again)
                 again = min(2 * again, 30 * AGAIN_SECONDS)
+        if replica.leaving:
+            self.replicas.remove(replica)
 
     async def _watch(self, replica: Replica, process: BaseProcess) -> None:
         """Return when the process has ended, or does not answer, or says that its engine has failed."""

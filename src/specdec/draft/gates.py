@@ -1,0 +1,162 @@
+"""Which drafters are asked for which sequences, and when: what an ask takes against what it saves.
+
+A drafter that saves less than it takes for a sequence is asked more and more seldom, but never so seldom that it would not be
+noticed when the text begins to suit it. Between asks a sequence *rests*: it costs nothing but a decrement, since a step that
+drafts nothing must take no longer than one with speculation off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Door = tuple[str, bool]
+"""A drafter, and whether others have already made a good draft."""
+
+PROBING = 0.005
+"""Most of the time of plain decoding that may go into asking a drafter that does not pay, and into letting it watch."""
+
+GLANCES = 4
+"""Of the sequences for which a thrifty drafter was not asked, it observes so many in one pass of so many, or of more."""
+
+GOOD = 0.75
+"""Tokens of others' drafts expected to be accepted, from which on a drafter's worth is judged apart: behind a long copy of
+the prompt the same drafter saves less than where nothing was found."""
+
+TRIALS = 8
+"""Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
+
+LATER = 4
+"""Passes before a drafter is first asked for a new sequence where it has not paid for others."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """Is a drafter worth its time for a sequence, and if not, when is it asked again?"""
+
+    saved: float
+    """Running mean of the seconds that asking saved, what the asking itself took not deducted."""
+    interval: int = 1
+    """Passes from one ask to the next."""
+    waited: int = 0
+
+    def close(self, saved: float, right: bool, price: float, longest: int) -> None:
+        """After an ask: ``right`` if one of its tokens was the next one, ``price`` is what it costs, ``longest`` the most
+        passes to wait."""
+        self.waited = 0
+        # One very good draft is enough to open: text that begins to repeat goes on repeating.
+        self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
+        if self.saved >= price:
+            self.interval = 1
+        else:
+            self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
+
+
+@dataclass(slots=True)
+class _Row:
+    """The gates of one sequence."""
+
+    gates: dict[Door, Gate] = field(default_factory=dict)
+    rest: int = 0
+    """Passes left in which none of them can open."""
+    rested: int = 0
+    """Passes since the gates last counted."""
+
+
+class Gates:
+    """The gates of all sequences, and the prices of drafters."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._asking: dict[str, float] = {}
+        """Seconds of asking a drafter for one sequence, running mean."""
+        self._watching: dict[str, float] = {}
+        """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
+        self._handling: float | None = None
+        """Seconds of choosing among a sequence's nodes and scoring them, running mean; 0 in passes in which none is asked."""
+        self._saved: dict[Door, float] = {}
+        """Seconds that asking it saved, over all sequences; a new one starts from there."""
+
+    def __len__(self) -> int:
+        """Sequences with gates."""
+        return len(self._rows)
+
+    def rests(self, sequence_id: int) -> bool:
+        """Called once for every pass: can no gate of the sequence open in it?"""
+        row = self._rows.get(sequence_id)
+        if row is None or not row.rest:
+            return False
+        row.rest -= 1
+        row.rested += 1
+        return True
+
+    def opens(self, sequence_id: int, door: Door) -> bool:
+        """Is the drafter to be asked? Called once for every pass in which it could be and the sequence does not rest."""
+        row = self._rows.setdefault(sequence_id, _Row())
+        if row.rested:
+            for (_, behind_others), known in row.gates.items():
+                known.waited += 0 if behind_others else row.rested
+            row.rested = 0
+        gate = row.gates.get(door)
+        if gate is None:
+            # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
+            cost = self.cost(door[0])
+            saved = self._saved.get(door, math.e * cost)
+            gate = row.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
+        gate.waited += 1
+        return gate.waited >= gate.interval
+
+    def rest(self, sequence_id: int) -> None:
+        """No gate of the sequence opened in this pass: none will until the first is due."""
+        row = self._rows.get(sequence_id)
+        if row is not None:
+            waits = [gate.interval - gate.waited for (_, behind_others), gate in row.gates.items() if not behind_others]
+            row.rest = max(0, min(waits, default=1) - 1)
+
+    def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:
+        """After an ask that saved so many seconds; ``per_token`` are those that a token takes in plain decoding."""
+        row = self._rows.get(sequence_id)
+        if row is None:
+            return
+        price = self.cost(door[0])
+        row.gates[door].close(saved, right, price, math.ceil(price / (PROBING * per_token)))
+        mean = self._saved.get(door, math.e * price)
+        self._saved[door] = mean + (saved - mean) / (4 * TRIALS)
+
+    def cost(self, name: str) -> float:
+        """Seconds that asking a drafter for a sequence brings with it."""
+        return self._asking.get(name, 0.0) + self._watching.get(name, 0.0) + (self._handling or 0.0)
+
+    def glances(self, names: Iterable[str], seconds: float) -> int:
+        """From one pass in which these drafters watch sequences that did not ask them to the next such pass.
+
+        Args:
+            seconds: of a pass.
+        """
+        watching = max((self._watching.get(name, 0.0) for name in names), default=0.0)
+        return max(GLANCES, math.ceil(watching / (PROBING * seconds)))
+
+    def asked(self, name: str, seconds: float) -> None:
+        """Asking took so long for a sequence."""
+        self._asking[name] = blend(self._asking.get(name), seconds)
+
+    def watched(self, name: str, seconds: float) -> None:
+        """Observing took so long for a sequence."""
+        self._watching[name] = blend(self._watching.get(name), seconds)
+
+    def handled(self, seconds: float) -> None:
+        """Choosing and scoring took so long for a sequence."""
+        self._handling = blend(self._handling, seconds)
+
+    def release(self, sequence_id: int) -> None:
+        self._rows.pop(sequence_id, None)
+
+    def clear(self) -> None:
+        """Forget everything but what choosing takes."""
+        self._rows, self._asking, self._watching, self._saved = {}, {}, {}, {}
+
+
+def blend(mean: float | None, value: float) -> float:
+    """A running mean of seconds that a single outlier moves little."""
+    return mean + (min(value, 4 * mean) - mean) / 16 if mean else value
