@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec.config import BLOCK_SIZE
 from specdec.kernels.fused import DecoderWeights, native_decoder, raise_for
 from specdec.kernels.library import INT, POINTER, Library
+from specdec.kv import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class HeadPass:
 
     Args:
         weights: with an ``embedding_norm`` and ``fuse``; ``fused.why_not`` must have found nothing against them.
-        keys, values: of the head's one layer, [1, blocks, KV, hd, 16] and [1, blocks, KV, 16, hd], bfloat16 or float32.
+        keys, values: of the head's one layer, in a form of ``kv.codec``.
         names: int64 [Vd] the target's id of each token that the head can draft; None where they are the same.
         best: candidates of a row, at most 32 and Vd.
 
@@ -114,10 +114,10 @@ class HeadPass:
     def __init__(
         self, library: Library, weights: DecoderWeights, keys: Tensor, values: Tensor, names: Tensor | None, best: int
     ) -> None:
-        kv_heads, hd, blocks = weights.kv_heads, weights.head_dim, keys.shape[1]
-        shapes = (1, blocks, kv_heads, hd, BLOCK_SIZE), (1, blocks, kv_heads, BLOCK_SIZE, hd)
-        kinds = keys.dtype, values.dtype
-        if (keys.shape, values.shape) != shapes or kinds not in ((torch.bfloat16,) * 2, (torch.float32,) * 2):
+        blocks, kind = keys.shape[1], keys.dtype
+        of_keys, of_values = codec.block_shapes(kind, weights.head_dim)
+        shapes = (1, blocks, weights.kv_heads, *of_keys), (1, blocks, weights.kv_heads, *of_values)
+        if (keys.shape, values.shape) != shapes or values.dtype is not kind:
             raise ValueError(f"a pool of {shapes} was expected, got {tuple(keys.shape)} and {tuple(values.shape)}")
         if not (keys.is_contiguous() and values.is_contiguous() and keys.is_cpu and values.is_cpu):
             raise ValueError("the pool of a native pass must lie on the CPU in one piece")
@@ -128,7 +128,7 @@ class HeadPass:
         self._d, self._n = weights.norm.shape[0], weights.head.n
         assert weights.fuse
         self._taps = weights.fuse.parts[0].k // self._d
-        self._pool = keys.data_ptr(), values.data_ptr(), blocks, keys.dtype is torch.bfloat16
+        self._pool = keys.data_ptr(), values.data_ptr(), blocks, codec.KINDS[kind]
         self._names = 0 if names is None else names.data_ptr()
         self._best = best
 
