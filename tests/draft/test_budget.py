@@ -383,6 +383,6 @@ def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
 def test_watching_takes_no_larger_share_than_probing() -> None:
     """A drafter that watches dearly does so in fewer passes."""
     gates = Gates()
-    assert gates.glances(["a"], 4.0) == GLANCES
+    assert gates.glances(4.0) == GLANCES
     gates.watched("a", 0.4)
-    assert gates.glances(["a"], 4.0) == math.ceil(0.4 / (PROBING * 4.0)) > GLANCES
+    assert gates.glances(4.0) == math.ceil(0.4 / (PROBING * 4.0)) > GLANCES

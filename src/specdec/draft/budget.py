@@ -117,7 +117,6 @@ class Budget:
         self._asked: dict[int, dict[str, bool]] = {}
         self._gates = Gates()
         self._chosen = 0.0
-        self._thrifty = [part.name for part in self._drafters if part.thrifty]
         self._since_glance, self._turn = 0, 0
         self._glance_every = GLANCES
         self._token = self._row = 0.0
@@ -287,7 +286,7 @@ class Budget:
             self._since_glance = 0
             self._turn += GLANCES
             seconds = self._host + self.costs.seconds(len(verdicts))
-            self._glance_every = self._gates.glances(self._thrifty, seconds)
+            self._glance_every = self._gates.glances(seconds)
 
     def _let_watch(
         self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int], glance: bool

@@ -8,7 +8,6 @@ drafts nothing must take no longer than one with speculation off.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Door = tuple[str, bool]
@@ -128,13 +127,13 @@ class Gates:
         """Seconds that asking a drafter for a sequence brings with it."""
         return self._asking.get(name, 0.0) + self._watching.get(name, 0.0) + (self._handling or 0.0)
 
-    def glances(self, names: Iterable[str], seconds: float) -> int:
-        """From one pass in which these drafters watch sequences that did not ask them to the next such pass.
+    def glances(self, seconds: float) -> int:
+        """From one pass in which thrifty drafters watch sequences that did not ask them to the next such pass.
 
         Args:
             seconds: of a pass.
         """
-        watching = max((self._watching.get(name, 0.0) for name in names), default=0.0)
+        watching = max(self._watching.values(), default=0.0)
         return max(GLANCES, math.ceil(watching / (PROBING * seconds)))
 
     def asked(self, name: str, seconds: float) -> None:
