@@ -176,13 +176,16 @@ class Budget:
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
             if limit > 0
             and _allowed(sequence, name)
-            and (self._gates.opens(sequence.id, (name, found[i] >= GOOD)) or self._fixed(sequence))
+            and (self._gates.opens(sequence, drafter, found[i] >= GOOD) or self._fixed(sequence))
         ]
         if not askers:
             return drafts
         if not self._by_chance:
             drafter.weigh(self._token, self._row)
-        drafter.read([sequences[i] for i in askers])
+        if unread := {i: n for i in askers if (n := drafter.unread(sequences[i]))}:
+            started = self._clock()
+            drafter.read([sequences[i] for i in unread])
+            self._gates.read(name, (self._clock() - started) / sum(unread.values()))
         started = self._clock()
         proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
         self._gates.asked(name, (self._clock() - started) / len(askers))
@@ -283,10 +286,11 @@ class Budget:
             else:
                 drafter.observe(step, forward, verdicts)
         if glance:
+            seconds = self._host + self.costs.seconds(len(verdicts))
+            self._gates.passed(self._since_glance * seconds)
+            self._glance_every = self._gates.glances(seconds, len(verdicts))
             self._since_glance = 0
             self._turn += GLANCES
-            seconds = self._host + self.costs.seconds(len(verdicts))
-            self._glance_every = self._gates.glances(seconds)
 
     def _let_watch(
         self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int], glance: bool
@@ -322,7 +326,10 @@ class Budget:
                 if accepted:
                     right.add(node)
         saved = dict.fromkeys(plan.asked, 0.0)
-        hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
+        hits: dict[str, float] = {}  # what it would have saved to verify them alone
+        for node in right - {ROOT}:
+            source = self._drafter_of(draft.sources[node])
+            hits[source] = hits.get(source, 0.0) + plan.per_token - self._row
         for node in plan.kept:
             source = self._drafter_of(draft.sources[node])
             if source in saved:
@@ -330,9 +337,9 @@ class Budget:
                 share = ((node in right) + plan.chances[node]) / 2
                 saved[source] += share * plan.per_token - plan.per_row
         for stats in (self._stats, sequence.stats):
-            stats.record_asks(plan.asked, hits)
+            stats.record_asks(plan.asked, hits.keys())
         for name, seconds in saved.items():
-            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, name in hits, plan.per_token)
+            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, hits.get(name, 0.0), plan.per_token)
         self._note(sequence, len(draft), tuple(plan.asked), plan.expected)
 
     def _drafter_of(self, source: str) -> str:

@@ -34,8 +34,8 @@ from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
 from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
-MOST_HELD = 256
-"""Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
+MOST_HELD = 8192
+"""Rows that all sequences together may hold unfed; a sequence with more than its share of them is fed, draft or no draft."""
 
 FADE = 32
 """Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
@@ -110,15 +110,20 @@ class RecurrentDrafter(Drafter):
     def weigh(self, token: float, row: float) -> None:
         self._token, self._row = token, row
 
+    def unread(self, sequence: Sequence) -> int:
+        track = self._features.ready(sequence)
+        return track.n_held - 1 if track and track.fed == track.first else 0
+
     @torch.inference_mode()
     def read(self, sequences: Many[Sequence]) -> None:
         tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
-        self._read([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
+        self._read([(sequence, track) for sequence, track in tracks if track])
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         collected = self._features.collect(step, forward, verdicts)
-        self._read([(sequence, track) for sequence, track in collected if track.n_held > MOST_HELD])
+        share = MOST_HELD // max(1, len(self._features))
+        self._read([(sequence, track) for sequence, track in collected if track.n_held > share])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:

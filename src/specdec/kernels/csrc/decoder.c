@@ -304,11 +304,7 @@ static void finish(Run *run) {
                                    p->names, p->candidates, p->chances);
 }
 
-// Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
-// logits mean nothing.
-KERNEL(int, decode)(const Decoder *d, const Pass *p) {
-  int wrong = check(d, p);
-  if (wrong || !p->rows) return wrong;
+static int run_pass(const Decoder *d, const Pass *p) {
   const int64_t rows = p->rows, width = d->heads * d->hd, taken = d->layers->qkv.k, fused = d->fuse.n_parts ? d->fuse.k : 0;
   const int64_t widest = width > taken ? width : taken;
   const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn + fused));
@@ -322,8 +318,23 @@ KERNEL(int, decode)(const Decoder *d, const Pass *p) {
              .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (taken + width) / GROUP},
              .fused = {f + 4 * rows * widest + rows * (width + d->ffn), memory + rows * (taken + width + d->ffn) / GROUP}};
   begin(&run);
+  int wrong = OK;
   for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
   if (!wrong && p->n_wanted) finish(&run);
   free(memory);
+  return wrong;
+}
+
+// Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
+// logits mean nothing.
+KERNEL(int, decode)(const Decoder *d, const Pass *p) {
+  int wrong = check(d, p);
+  if (wrong || !p->rows) return wrong;
+  if (p->n_wanted || d->n_layers > 1 || (p->taps && p->taps[0])) return run_pass(d, p);
+  // A single layer only stores what rows leave in it, each for itself: a few at a time, whose activations stay in the cache.
+  for (int64_t row = 0; row < p->rows && !wrong; row += 2 * SLAB) {
+    const Pass part = rows_of_pass(p, row, least(2 * SLAB, p->rows - row));
+    wrong = run_pass(d, &part);
+  }
   return wrong;
 }

@@ -70,6 +70,22 @@ static inline void keep(const Pass *p, void *rows, size_t bytes) {
     if (p->wanted[i] != i) memcpy(x + (size_t)i * bytes, x + (size_t)p->wanted[i] * bytes, bytes);
 }
 
+// `rows` rows of a pass from `first` on, as a pass without wanted rows.
+static inline Pass rows_of_pass(const Pass *p, int64_t first, int64_t rows) {
+  Pass part = *p;
+  part.rows = rows;
+  part.n_wanted = 0;
+  part.tokens += first;
+  part.angle += first;
+  part.sequence += first;
+  part.slot += first;
+  part.prefix += first;
+  part.path += first * p->path_width;
+  part.n_path += first;
+  if (p->inputs) part.inputs += first * p->per_row;
+  return part;
+}
+
 // The wanted rows of a pass as a pass of their own, which looks for everything else where the other does; null without memory.
 // One call of free() frees what it holds.
 static inline int32_t *pass_of_wanted(const Pass *p, Pass *few) {
