@@ -268,7 +268,7 @@ def test_what_one_sequence_showed_helps_the_next() -> None:
         course.budget.release(course.row)
         asked.append(adversary.asked - before)
     assert asked[-1] < asked[0]
-    assert not course.budget._known, "what is known of a sequence ends with it"
+    assert len(course.budget._chances) == 0, "what is known of a sequence ends with it"
 
 
 def test_decisions_are_counted() -> None:
