@@ -403,7 +403,7 @@ def test_a_failed_sequence_is_told_and_exit_code_1(tmp_path: Path, monkeypatch: 
     def fail(*_: object, **__: object) -> NoReturn:
         raise SamplingError("logits are not finite")
 
-    monkeypatch.setattr(Acceptance, "judge", fail)
+    monkeypatch.setattr(Acceptance, "verdict", fail)
     folder = chain(tmp_path, path_law(range(3), 3), ["a", "b", "c"])
     arguments = ["generate", "a", "--raw", "-m", str(folder), "--precision", "fp32"]
     result = CliRunner().invoke(app, arguments)
