@@ -9,7 +9,6 @@
 #include "kv.h"
 #include "pass.h"
 #include "pointwise.h"
-#include "products.h"
 #include "rows.h"
 #include "threads.h"
 
@@ -18,12 +17,6 @@
 #define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
 #define WIDTH 32          // most likely tokens of a row among which its candidates are (kernels/base.py)
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
-
-// The rows of a product in the forms that its parts take.
-typedef struct {
-  float *x;     // [rows, k]
-  RowGroup *q;  // [rows, k / 32]
-} Input;
 
 typedef struct Run {
   const Decoder *decoder;
@@ -43,43 +36,11 @@ typedef struct Run {
   int64_t first, units, chunks;  // `first` is the first unit
 } Run;
 
-// Blocks [first, last) of sixteen channels for some rows from `row` on: y = x W^T, or add + x W^T. y and add point at the
-// first row and channel; a row of theirs is ld long.
-static void product(const Matrix *m, const Input *in, int64_t row, int64_t rows, int64_t first, int64_t last, float *y,
-                    const float *add, int64_t ld) {
-  const int64_t groups = m->k / GROUP;
-  int64_t at = 0;
-  for (const Part *p = m->parts; p < m->parts + m->n_parts; p++) {
-    const int64_t blocks = (p->n + LANES - 1) / LANES, lo = first > at ? first : at, hi = least(last, at + blocks);
-    if (lo < hi) {
-      float *to = y + (lo - first) * LANES;
-      const float *from = add ? add + (lo - first) * LANES : 0;
-      if (p->kind <= Q8)
-        block_channels(p->data, p->kind == Q4, in->q + row * groups, rows, groups, p->n, lo - at, hi - at, to, from, ld);
-      else dense_channels(p->data, p->kind == BF16, in->x + row * m->k, rows, m->k, p->n, lo - at, hi - at, to, from, ld);
-    }
-    at += blocks;
-  }
-}
-
-static void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int64_t n, int64_t ld) {
-  if (!m->bias) return;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
-}
-
 static void region_chunk(void *context, int64_t i) {
   const Run *run = context;
   const int64_t c = i % run->chunks, row = i / run->chunks * SLAB;
   run->work(run, run->first + part(run->units, run->chunks, c), run->first + part(run->units, run->chunks, c + 1), row,
             least(SLAB, run->rows - row));
-}
-
-// While what comes before the product of a matrix of one part is being done, threads without work fetch its beginning.
-// Gate and up are two ranges, for a thread takes the same channels of both.
-static void announce(const Matrix *m, int halves) {
-  const int64_t bytes = bytes_of(m), half = halves ? bytes / 2 : bytes;
-  if (m->n_parts == 1) specdec_ahead(m->parts->data, half, (const char *)m->parts->data + half, bytes - half);
 }
 
 // Work on a product, or on part of it: on ranges of `units` from `first` on, of `all` that it has, for slabs of rows.
