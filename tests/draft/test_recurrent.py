@@ -192,12 +192,12 @@ def test_what_a_level_once_took_is_not_believed_for_ever(model) -> None:
     request = requests_of(3, 1.0, seed=4)[-1]
     recurrent = drafter_of(model, random_head(model, "eagle3"), trained_depth=2)
     recurrent.weigh(1e2, 0.0)
-    recurrent._seconds = 1e3
+    recurrent._levels._seconds = 1e3
     watched = Watched(recurrent, request.prompt)
     run(make_engine(model, ops(), drafter=watched), [request])
     depths = [max(map(len, paths(draft.tree))) for draft in watched.seen.values() if len(draft)]
     assert depths[0] == 1, "it would have taken too long"
-    assert recurrent._seconds < 5e2
+    assert recurrent._levels._seconds < 5e2
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp3"])

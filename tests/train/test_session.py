@@ -65,7 +65,13 @@ def test_a_run_makes_a_drafter_that_learned(kind, llm, answers, tmp_path) -> Non
     assert [len(loaded.measured[key]) for key in ("own", "forced", "by_rank")] == [2, 2, 2]
     assert loaded.provenance["data"]["answers"] == trained.data["answers"]
     assert "tau" in loaded.measured
-    assert str(loaded.head.config.taps[0]) in (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert str(loaded.head.config.taps[0]) in report
+    learned = [entry["learned"] for entry in trained.history]
+    assert learned == sorted(set(learned)), "the course of a run is drawn over what it has learned from"
+    assert (learned[0], learned[-1]) == (0, trained.curve[-1][0])
+    assert all(f"| {n:,} |" in report for n in learned)
+    assert {entry["anchors"] for entry in trained.history} == {loaded.measured["anchors"]}, "what it is measured on stays"
 
 
 def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(llm, answers, tmp_path) -> None:

@@ -21,6 +21,7 @@ from specdec.verify.enumeration import (
     distance,
     laws,
     mean_accepted,
+    outcomes,
     siblings,
     without,
 )
@@ -123,15 +124,53 @@ def test_traversal_of_a_chain_is_block_verification(depth: int) -> None:
         assert found[1][key] == pytest.approx(weight, abs=1e-12)
 
 
-def test_traversal_accepts_at_least_as_much_as_the_walk_from_the_root() -> None:
+def test_traversal_keeps_a_path_as_often_as_was_published() -> None:
+    """Weng et al.: where p / q is 1/2 for a node and 4/3 for its child, a walk from the root keeps both half of the time, and
+    one from the leaves with 1/2 x 4/3 = 2/3. The sibling that is tried later has no say in that."""
+    tree = Tree(tokens=(0, 1, 1), parents=(ROOT, ROOT, 0))
+    q = torch.tensor([[0.6, 0.3, 0.1], [0.0, 0.75, 0.25], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    draft = Draft(tree, ("test",) * 3, q)
+
+    def law(node: int, tokens: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
+
+    def kept(rule: str) -> float:
+        judged = outcomes(lambda chance: RULES[rule].judge(draft, law, chance))
+        return sum(weight for weight, verdict in judged if verdict.path == (0, 2))
+
+    assert kept("recursive") == pytest.approx(1 / 2, abs=1e-12)
+    assert kept("traversal") == pytest.approx(2 / 3, abs=1e-12)
+
+
+def ragged(q: Context, tokens: tuple[int, ...], chance: Chance) -> list[Child]:
+    """Two children of the root, and below them one behind an even token, none behind an odd one."""
+    kinds = ("sampled",) * (tokens[-1] % 2 == 0) if tokens else ("sampled", "sampled")
+    return siblings(*kinds)(q, tokens, chance)
+
+
+PAIRS = siblings("sampled", "sampled")
+TREES: dict[str, tuple[Sprout, int, int, int]] = {
+    # children, levels, tokens, impossible tokens of the target
+    "pairs below pairs": (PAIRS, 2, 3, 0),
+    "sampled and top": (siblings("sampled", "top"), 2, 3, 0),
+    "ragged": (ragged, 2, 4, 0),
+    "ragged, zeros in p": (ragged, 2, 4, 2),
+    "chains": (siblings("sampled"), 3, 3, 0),
+    "one level": (PAIRS, 1, 4, 1),
+}
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_traversal_accepts_at_least_as_much_as_the_walk_from_the_root(shape: str) -> None:
+    """On average over what is drafted, in worlds at random; with one level there is nothing to gain."""
+    sprout, depth, v, zeros = TREES[shape]
     gains = []
-    for seed in range(20):
-        p, q = laws(100 + seed, 3), laws(200 + seed, 3)
-        shape = siblings("sampled", "sampled") if seed < 4 else siblings("sampled", "top")
-        counts = [mean_accepted(RULES[name].judge, p, q, shape, 2) for name in ("traversal", "recursive")]
+    for seed in range(4 if shape == "pairs below pairs" else 8):
+        p, q = laws(100 + seed, v, zeros), laws(200 + seed, v)
+        counts = [mean_accepted(RULES[name].judge, p, q, sprout, depth) for name in ("traversal", "recursive")]
         gains.append(counts[0] - counts[1])
     assert min(gains) > -1e-12
-    assert max(gains) > 0.01
+    assert (max(gains) > 0.01) == (depth > 1), gains
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -215,6 +254,20 @@ def test_pruning_must_not_look_at_the_token_itself() -> None:
 
 
 # Faults of a rule.
+
+
+def test_a_number_is_the_same_however_often_it_is_compared() -> None:
+    """Else a rule that decides everything by one random number would be taken for a right one."""
+    found: dict[tuple[bool, bool], float] = {}
+    for weight, answers in outcomes(lambda chance: (lambda u: (u < 0.3, u < 0.75))(chance.uniform())):
+        found[answers] = found.get(answers, 0.0) + weight
+    assert found == pytest.approx({(True, True): 0.3, (False, True): 0.45, (False, False): 0.25})
+
+
+def test_each_kind_of_rule_has_faults_that_are_caught() -> None:
+    """Eight and more, and none of the rules is without one."""
+    assert len(BROKEN) >= 8
+    assert {broken.mimics for broken in BROKEN.values()} >= {rule.name for rule in EXACT}
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)

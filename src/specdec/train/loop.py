@@ -81,7 +81,7 @@ class Run:
         """Trained so far."""
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
-        """One entry per measurement."""
+        """One entry per measurement: made on ``anchors`` held-out ones when ``learned`` anchors had been trained on."""
         self.curve: list[list[float]] = []
         """Anchors, loss and accuracy of the first step, now and then."""
         self.best: dict[str, Tensor] = {}
@@ -175,7 +175,7 @@ class Run:
         found = measure(self.head, self.held_out, self.embed, self.output, self.kernels, self.config.steps)
         self.head.train()
         best = not self.history or found.tau > max(entry["tau"] for entry in self.history)
-        done = {"progress": self.progress, "anchors": self.anchors, "seconds": self.seconds, "steps": self._steps()}
+        done = {"progress": self.progress, "learned": self.anchors, "seconds": self.seconds, "steps": self._steps()}
         self.history.append({**done, **found.as_dict()})
         if best:
             self.best = copy.deepcopy(self.head.state_dict())

@@ -41,7 +41,7 @@ def _text(trained: Trained, origin: dict[str, Any], drawn: bool) -> str:
         for i, (own, forced, ranks) in enumerate(zip(best["own"], best["forced"], best["by_rank"], strict=True))
     )
     seen = (
-        (f"{entry['progress']:.0%}", f"{entry['anchors']:,}", f"{entry['seconds'] / 60:.1f}", f"{entry['tau']:.3f}")
+        (f"{entry['progress']:.0%}", f"{entry['learned']:,}", f"{entry['seconds'] / 60:.1f}", f"{entry['tau']:.3f}")
         for entry in trained.history
     )
     facts = (
@@ -97,7 +97,7 @@ def _draw(path: Path, trained: Trained) -> bool:
     curve = _thinned(trained.curve)
     loss.plot([point[0] for point in curve], [point[1] for point in curve], color="C0")
     loss.set(title="loss in training, nats", xlabel="positions")
-    at = [entry["anchors"] for entry in trained.history]
+    at = [entry["learned"] for entry in trained.history]
     for step in range(len(trained.measured["own"])):
         accuracy.plot(at, [entry["own"][step] for entry in trained.history], marker=".", label=f"step {step + 1}")
     accuracy.set(title="accuracy, own history", xlabel="positions", ylim=(0, None))

@@ -7,6 +7,7 @@ fault.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -45,17 +46,21 @@ class Broken:
 class Down:
     """The walk from the root. ``p`` is the target's law at a node, ``left`` what refusals of children leave of it."""
 
+    coins: Callable[[Chance], Callable[[], float]] = lambda chance: chance.uniform
+    """What the numbers of a burst that decide about children come from."""
     below: Callable[[float, float], bool] = operator.lt
     """(uniform, odds) -> is the child accepted?"""
     odds: Callable[[Tensor, Tensor, Tensor, int], float] = lambda left, p, row, token: float(left[token] / row[token])
     draws: Callable[[Many[Draw]], Many[Draw]] = lambda draws: draws
     row: Callable[[Many[Draw], Draw], Draw] = lambda draws, draw: draw
     """(all of a node's children, one) -> the draw whose row of q judges that one."""
+    after: Callable[[Tensor, Tensor], Tensor] = lambda rest, left: _normalised(rest, left)
+    """(what lies above the row of q, what was left before) -> what is left for the next child."""
     corrected: Callable[[Tensor, Tensor], Tensor] = lambda left, p: left
     """Of what the corrected or bonus token is drawn."""
 
     def __call__(self, draft: Draft, law: Law, chance: Chance) -> Verdict:
-        below = drawn(draft)
+        below, coin = drawn(draft), self.coins(chance)
         node, path, tokens = ROOT, list[int](), tuple[int, ...]()
         while True:
             left = p = law(node, tokens)
@@ -63,9 +68,9 @@ class Down:
             for draw in draws:
                 token = draft.tree.tokens[draw.node]
                 row = _row(draft, self.row(draws, draw), len(p))
-                if self.below(chance.uniform(), self.odds(left, p, row, token)):
+                if self.below(coin(), self.odds(left, p, row, token)):
                     break
-                left = _normalised((left - row).clamp(min=0), left)
+                left = self.after((left - row).clamp(min=0), left)
             else:
                 return Verdict(tuple(path), chance.draw(self.corrected(left, p)))
             node = draw.node
@@ -77,6 +82,10 @@ class Down:
 class Up:
     """The walk from the leaves; ``kept`` is the share of the target's mass that the path down to a node carries."""
 
+    turn: Callable[[Many[Draw]], Draw] = lambda draws: draws[0]
+    """Of the children that are left, the one that is tried next."""
+    most: float = 1.0
+    """What is kept is at most this."""
     share: Callable[[float], float] = lambda kept: kept
     """The part of the law that a refused child is taken out of."""
     staying: Callable[[float, float], float] = lambda kept, mass: mass / (mass + 1 - kept) if mass + 1 - kept > 0 else 1.0
@@ -90,10 +99,10 @@ class Up:
         left = dict(first)
         while True:
             while below[node]:
-                draw = below[node][0]
+                draw = self.turn(below[node])
                 token = tree.tokens[draw.node]
                 row = _row(draft, draw, len(left[node]))
-                kept[draw.node] = min(1.0, kept[node] * float(left[node][token] / row[token]))
+                kept[draw.node] = min(self.most, kept[node] * float(left[node][token] / row[token]))
                 node = draw.node
                 path.append(node)
                 tokens = (*tokens, token)
@@ -102,7 +111,9 @@ class Up:
             if node == ROOT or chance.uniform() < kept[node]:
                 return Verdict(tuple(path), chance.draw(self.corrected(left[node], first[node])))
             node, path, tokens = tree.parents[node], path[:-1], tokens[:-1]
-            rest = (self.share(kept[node]) * left[node] - _row(draft, below[node].pop(0), len(left[node]))).clamp(min=0)
+            refused = self.turn(below[node])
+            below[node].remove(refused)
+            rest = (self.share(kept[node]) * left[node] - _row(draft, refused, len(left[node]))).clamp(min=0)
             kept[node] = self.staying(kept[node], float(rest.sum()))
             left[node] = _normalised(rest, left[node])
 
@@ -127,6 +138,26 @@ def _fresh_choice(draft: Draft, law: Law, chance: Chance) -> Verdict:
     return follow(draft.tree, pick)
 
 
+def _one_coin(chance: Chance) -> Callable[[], float]:
+    coin = chance.uniform()
+    return lambda: coin
+
+
+def _stale_noise(draft: Draft, law: Law, chance: Chance) -> Verdict:
+    noise = chance.uniform()
+
+    def pick(node: int, tokens: tuple[int, ...]) -> int:
+        possible = [(token, likely) for token, likely in enumerate(law(node, tokens).tolist()) if likely > 0]
+        below = 0.0
+        for token, likely in possible:
+            below += likely
+            if noise < below:
+                return token
+        return possible[-1][0]
+
+    return follow(draft.tree, pick)
+
+
 def _certain(left: Tensor, p: Tensor) -> Tensor:
     return torch.eye(len(p), dtype=torch.float64)[int(left.argmax())]
 
@@ -147,6 +178,7 @@ BROKEN: dict[str, Broken] = {
             "odds-of-target", "accepts by p, not by p / q", "rejection", "one", Down(odds=lambda left, p, q, t: float(p[t]))
         ),
         _broken("corrected-from-target", "draws the corrected token from p", "rejection", "one", Down(corrected=_whole)),
+        _broken("one-coin", "decides all tokens of a burst by one random number", "rejection", "one", Down(coins=_one_coin)),
         _broken("corrected-by-argmax", "takes the likeliest token last", "rejection", "one", Down(corrected=_certain)),
         _broken(
             "siblings-against-target",
@@ -154,6 +186,13 @@ BROKEN: dict[str, Broken] = {
             "recursive",
             "distinct",
             Down(odds=lambda left, p, row, token: float(p[token] / row[token])),
+        ),
+        _broken(
+            "residual-not-normalised",
+            "judges later siblings by a residual that does not add up to 1",
+            "recursive",
+            "distinct",
+            Down(after=lambda rest, left: rest if rest.sum() > 0 else left, corrected=lambda left, p: left / left.sum()),
         ),
         _broken(
             "rows-not-renormalised",
@@ -173,6 +212,14 @@ BROKEN: dict[str, Broken] = {
         _broken(
             "block-never-lowered", "keeps prefixes by min(1, p / q) alone", "block", "one", Up(staying=lambda kept, mass: kept)
         ),
+        _broken("block-above-one", "lets a prefix carry more than the target's mass", "block", "one", Up(most=math.inf)),
+        _broken(
+            "last-leaf-first",
+            "tries siblings in another order than they were drawn in",
+            "traversal",
+            "distinct",
+            Up(turn=lambda draws: draws[-1]),
+        ),
         _broken("corrected-from-law", "draws the corrected token from p", "traversal", "distinct", Up(corrected=_whole)),
         _broken(
             "shares-never-lowered",
@@ -182,6 +229,7 @@ BROKEN: dict[str, Broken] = {
             Up(staying=lambda kept, mass: kept),
         ),
         _broken("fresh-choice", "draws anew where its first draw was not drafted", "coupled", None, _fresh_choice),
+        _broken("stale-noise", "draws all tokens of a burst by one random number", "coupled", None, _stale_noise),
         _broken("always-greedy", "takes the likeliest token at any temperature", "coupled", None, greedy),
     )
 }

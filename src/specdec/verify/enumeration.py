@@ -60,13 +60,16 @@ class Replay:
 
 
 class _Uniform(float):
-    """All numbers in [0, 1) at once: a comparison with it has both outcomes, each with its probability."""
+    """All numbers in [0, 1) at once: a comparison with it has both outcomes, each with its probability. It is one number all
+    the same: what a comparison has shown of it holds for those that follow."""
 
     _replay: Replay
+    _low: float
+    _high: float
 
     def __new__(cls, replay: Replay) -> _Uniform:
         every = super().__new__(cls, math.nan)
-        every._replay = replay
+        every._replay, every._low, every._high = replay, 0.0, 1.0
         return every
 
     def __lt__(self, bound: float) -> bool:
@@ -76,8 +79,11 @@ class _Uniform(float):
         return self._below(bound + TINY)
 
     def _below(self, bound: float) -> bool:
-        below = min(1.0, max(0.0, bound))
-        return self._replay.pick([below, 1 - below]) == 0
+        bound = min(self._high, max(self._low, bound))
+        share = (bound - self._low) / (self._high - self._low)
+        below = self._replay.pick([share, 1 - share]) == 0
+        self._low, self._high = (self._low, bound) if below else (bound, self._high)
+        return below
 
 
 def outcomes(run: Callable[[Replay], _Result]) -> Iterator[tuple[float, _Result]]:
