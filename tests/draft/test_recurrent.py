@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import tiny
 from drafting import paths
-from harness import Request, make_engine, run, truth_of
+from harness import Answer, Request, make_engine, run, truth_of
 from recomputed import KINDS, random_head, tree_of
 
 from specdec import kernels
@@ -107,13 +107,24 @@ class Shadow(Thicket):
         self._recurrent.release(sequence)
 
 
+@pytest.fixture(scope="module")
+def plain(model):
+    """Requests by temperature, and what plain decoding answers to each alone."""
+
+    @functools.cache
+    def of(temperature: float) -> tuple[list[Request], list[Answer]]:
+        requests = requests_of(5, temperature, seed=1)
+        return requests, [run(make_engine(model, ops()), [request])[0] for request in requests]
+
+    return of
+
+
 @pytest.mark.parametrize("config", [{}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_recomputing_everything(model, kind: str, temperature: float, config: dict) -> None:
+def test_drafts_are_those_of_recomputing_everything(model, plain, kind: str, temperature: float, config: dict) -> None:
     """After bursts of 0 to 8 accepted nodes, chunks and preemptions, each tree and each estimate is the reference's."""
-    requests = requests_of(5, temperature, seed=1)
-    answers = [run(make_engine(model, ops()), [request])[0] for request in requests]
+    requests, answers = plain(temperature)
     loaded = random_head(model, kind, seed=1)
     recurrent = drafter_of(model, loaded, trained_depth=5, trained_width=2, trained_nodes=8)
     checked: list[int] = []
