@@ -3,23 +3,27 @@ that did not run."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
 
 import pytest
+from harness import FLAT
 
-from specdec.audit import law, session
+from specdec.audit import chance, law, session
+from specdec.audit.chance import check_chance
 from specdec.audit.identity import check_cell, core, grid, n_pairs
 from specdec.audit.law import World, _through_the_engine, cut_world
 from specdec.audit.report import TITLES, Check, Report, save
 from specdec.audit.requests import make_prompts
 from specdec.audit.rows import check_rows
-from specdec.audit.sabotage import FAULTS
+from specdec.audit.sabotage import FAULTS, Fault
 from specdec.audit.session import Plan, audit
 from specdec.audit.workshop import STATES, Cell, Workshop
 from specdec.config import ConfigError
 from specdec.llm import LLM
+from specdec.verify import RULES
 from specdec.verify.broken import BROKEN
 
 FAULT = {fault.name: fault for fault in FAULTS}
@@ -173,16 +177,63 @@ def test_without_speculation_there_is_nothing_to_audit(folder, in_fp32) -> None:
         audit(llm, Plan(minutes=1), in_fp32, lambda part, check: None)
 
 
-def test_a_rule_by_chance_is_held_to_its_law(folder) -> None:
-    """Only greedy requests are compared token by token, and the engine's own draws are tested."""
-    llm = LLM(str(folder), precision="q8", acceptance="recursive", self_test=False)
+@pytest.fixture(scope="module", params=[name for name, rule in RULES.items() if rule.keeps == "law"])
+def by_chance(folder, request: pytest.FixtureRequest) -> Workshop:
+    """Of an engine whose rule keeps the law by chance."""
+    drafters = "suffix,recycling"
+    llm = LLM(str(folder), precision="q8", acceptance=request.param, speculation=drafters, self_test=False, pass_seconds=FLAT)
     workshop = Workshop(llm, 14)
     workshop.prepare(0.0)
-    assert all(request.params.greedy for request in workshop.requests)
-    assert len(workshop.requests) > 2
-    check = _through_the_engine(workshop, cut_world(llm, workshop.requests[0].prompt))
+    return workshop
+
+
+def test_a_rule_by_chance_is_held_to_its_law(by_chance: Workshop) -> None:
+    """Only greedy requests are compared token by token, and the engine's own draws are tested."""
+    assert all(request.params.greedy for request in by_chance.requests)
+    assert len(by_chance.requests) > 2
+    a, b, *_ = make_prompts(by_chance.llm, 14)
+    assert {a, b} <= {request.prompt for request in by_chance.requests}, "they share a block and no prefix"
+    check = _through_the_engine(by_chance, cut_world(by_chance.llm, by_chance.requests[0].prompt))
     assert check.status == "passed", check.summary
-    assert "recursive" in check.summary
+    assert by_chance.rule.name in check.summary
+
+
+def test_engines_that_are_broken_in_their_chance_are_caught(by_chance: Workshop) -> None:
+    """Where tokens cannot be compared, by the law: with drafts that are really refused and accepted, under every such rule."""
+    sound, *broken = check_chance(by_chance, lambda seconds: False)
+    assert (sound.section, sound.status) == ("law", "passed"), sound.summary
+    assert sound.details["accepted"] > 50
+    assert sound.details["drafted"] - sound.details["accepted"] > 50
+    assert [check.name for check in broken] == [fault.name for fault in chance.FAULTS]
+    assert [(check.section, check.status) for check in broken] == [("teeth", "passed")] * len(broken), [
+        check.summary for check in broken if check.status != "passed"
+    ]
+
+
+def test_an_engine_whose_chance_is_sound_survives(by_chance: Workshop) -> None:
+    """Being caught is no formality; and what a sound engine has not passed, or no time was left for, counts as not caught."""
+    world = cut_world(by_chance.llm, by_chance.requests[0].prompt)
+    harmless = Fault("none", "chance", "is not broken", contextlib.nullcontext)
+    check = chance.check_fault(by_chance, harmless, world)
+    assert check.status == "failed"
+    assert "SURVIVED" in check.summary
+    with chance.FAULTS[0].broken():
+        sound, left = check_chance(by_chance, lambda seconds: False)
+    assert (sound.status, left.status) == ("failed", "left out")
+    _, left = check_chance(by_chance, lambda seconds: True)
+    assert (left.section, left.status, left.details["faults"]) == ("teeth", "left out", len(chance.FAULTS))
+
+
+def test_an_audit_of_a_rule_by_chance(folder, in_fp32, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From end to end: exact, with the law required and its own broken engines among the teeth."""
+    monkeypatch.setattr(session, "PREPARING", 0.0)
+    monkeypatch.setattr(law, "DRAWS", 250)
+    monkeypatch.setattr(session, "grid", lambda workshop, batches: grid(workshop, batches)[:7])
+    llm = LLM(str(folder), precision="q8", acceptance="block", speculation="suffix", self_test=False, pass_seconds=FLAT)
+    report = audit(llm, Plan(minutes=20, max_tokens=14), in_fp32, lambda part, check: None)
+    assert (report.verdict, report.exit_code) == ("exact", 0), report.statement
+    assert "law" in report.required
+    assert {fault.name for fault in chance.FAULTS} < {check.name for check in report.of("teeth")}
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])

@@ -25,6 +25,7 @@ from specdec.audit.runs import run
 from specdec.audit.statistics import Fit, fit
 from specdec.audit.workshop import Cell, Workshop
 from specdec.config import SamplingParams
+from specdec.engine import Engine
 from specdec.history import History
 from specdec.llm import LLM
 from specdec.runner.probe import Probe
@@ -136,8 +137,8 @@ class Dice:
 
 
 def n_tests() -> int:
-    """Tests by chance in a whole audit: one of each rule, one of the engine."""
-    return sum(rule.keeps != "lossy" and rule.name != "greedy" for rule in RULES.values()) + 1
+    """Tests by chance in a whole audit: one of each rule, two of the engine."""
+    return sum(rule.keeps != "lossy" and rule.name != "greedy" for rule in RULES.values()) + 2
 
 
 def alarm() -> float:
@@ -183,13 +184,13 @@ def _right(rule: Rule, worlds: Many[World]) -> Check:
         return Check("law", name, "failed" if exact > CAUGHT else "passed", summary, time.perf_counter() - started)
     exact = max(_distances(rule.judge, rule.siblings, worlds))
     found = _drawn(rule.judge, siblings(*_kinds(rule.siblings)), worlds[0])
-    details = {**_details(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
+    details = {**details_of(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
     if rule.keeps == "lossy":
         status, verb = "measured", "lossy, as it says: the law is off"
     else:
         sound = exact <= CAUGHT and found.fits(alarm())
         status, verb = ("passed", "keeps the law of rows of this model") if sound else ("failed", "does not keep the law")
-    summary = f"{verb}: total variation {exact:.1e} by enumeration; {_described(found)}"
+    summary = f"{verb}: total variation {exact:.1e} by enumeration; {described(found)}"
     return Check("law", name, status, summary, time.perf_counter() - started, details)  # type: ignore[arg-type]
 
 
@@ -242,19 +243,24 @@ def _through_the_engine(workshop: Workshop, world: World) -> Check:
     started, rule = time.perf_counter(), workshop.rule
     if rule.name == "greedy":
         return Check("law", "whole engine", "left out", "greedy acceptance serves temperature 0 alone, so there is no law")
-    requests = [Request("law", world.prompt, _PARAMS, seed, frozenset()) for seed in range(ENGINE_DRAWS)]
     drafter = workshop.drafters[-1]
     engine = workshop.engine(Cell(drafter, workshop.llm.config.speculation.max_nodes, 8, "cached"))
-    answers = run(engine, requests, workshop.llm.tokenizer)
-    found = fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+    found = answered(workshop, world, engine)
     status = "passed" if found.fits(alarm()) and rule.keeps != "lossy" else "failed"
     lossy = "lossy by choice, and so not exact; " if rule.keeps == "lossy" else ""
-    summary = f"{lossy}{ENGINE_DRAWS} answers with seeds of their own, {rule.name}, drafted by {drafter}: {_described(found)}"
-    details = {**_details(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
+    summary = f"{lossy}{ENGINE_DRAWS} answers with seeds of their own, {rule.name}, drafted by {drafter}: {described(found)}"
+    details = {**details_of(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
     return Check("law", "whole engine", status, summary, time.perf_counter() - started, details)  # type: ignore[arg-type]
 
 
-def _described(found: Fit) -> str:
+def answered(workshop: Workshop, world: World, engine: Engine) -> Fit:
+    """What an engine answers to the prompt of a world, against the exact law; each answer has a seed of its own."""
+    requests = [Request("law", world.prompt, _PARAMS, seed, frozenset()) for seed in range(ENGINE_DRAWS)]
+    answers = run(engine, requests, workshop.llm.tokenizer)
+    return fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+
+
+def described(found: Fit) -> str:
     never = f", {found.impossible} of them impossible" if found.impossible else ""
     return (
         f"{found.n} draws{never}: total variation {found.tv:.4f} (chance stays below {found.tv_bound:.4f}), "
@@ -262,7 +268,7 @@ def _described(found: Fit) -> str:
     )
 
 
-def _details(found: Fit) -> dict[str, float | int]:
+def details_of(found: Fit) -> dict[str, float | int]:
     return {
         "n": found.n,
         "cells": found.cells,

@@ -80,14 +80,19 @@ def _texts(llm: LLM, vocab_size: int) -> Iterator[tuple[int, ...]]:
             yield tuple(ids)
 
 
-def make_requests(scouted: Many[Scouted], llm: LLM, max_tokens: int, n: int) -> list[Request]:
-    """The first ``n`` parameter sets, or all, on the prompts in turn; every kind of fault shows in the first few."""
-    made = []
+def make_requests(scouted: Many[Scouted], llm: LLM, max_tokens: int, n: int, *, greedy: bool = False) -> list[Request]:
+    """The first ``n`` parameter sets, or all, on the prompts in turn; every kind of fault shows in the first few.
+
+    Args:
+        greedy: leave out those that sample.
+    """
+    made: list[Request] = []
     for i, (label, values) in enumerate(itertools.islice(_parameter_sets(llm), n)):
-        on = scouted[i % len(scouted)]
+        on = scouted[len(made) % len(scouted)]
         # An answer that ends at once tells nothing; ends are met where a request asks for them.
-        settings = {"max_tokens": max_tokens - 3 * (i % 3), "ignore_eos": True, **values(on)}
-        made.append(Request(label, on.prompt, SamplingParams(**settings), 1000 + i, llm.end_tokens))
+        params = SamplingParams(**{"max_tokens": max_tokens - 3 * (i % 3), "ignore_eos": True, **values(on)})
+        if params.greedy or not greedy:
+            made.append(Request(label, on.prompt, params, 1000 + i, llm.end_tokens))
     return made
 
 

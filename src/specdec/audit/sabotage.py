@@ -39,7 +39,7 @@ class Fault:
 
     name: str
     part: str
-    """``cache``, ``rows``, ``sampler`` or ``verifier``."""
+    """``cache``, ``rows``, ``sampler``, ``verifier`` or ``chance``."""
     story: str
     """What such an engine does."""
     broken: Callable[[], AbstractContextManager[Any]]
@@ -49,7 +49,8 @@ class Fault:
     """Requests by which it is likeliest to be caught."""
 
 
-def _replaced(owner: Any, name: str, broken: Any) -> Callable[[], AbstractContextManager[Any]]:
+def replaced(owner: Any, name: str, broken: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes contexts in which an attribute is another."""
     return lambda: patch.object(owner, name, broken)
 
 
@@ -265,19 +266,19 @@ def _long(request: Request) -> bool:
 
 FAULTS: tuple[Fault, ...] = (
     Fault("rejected row kept", "cache", "leaves rejected rows in the cache where accepted ones belong",
-          _replaced(Pool, "move", _no_move)),
+          replaced(Pool, "move", _no_move)),
     Fault("values left behind", "cache", "moves the keys of accepted rows and not their values",
-          _replaced(Pool, "move", _keys_only)),
+          replaced(Pool, "move", _keys_only)),
     Fault("last layer left behind", "cache", "moves accepted rows in every layer but the last",
-          _replaced(Pool, "move", _not_the_last_layer)),
+          replaced(Pool, "move", _not_the_last_layer)),
     Fault("moved backwards", "cache", "overwrites accepted rows before it has read them",
-          _replaced(Pool, "move", _backwards)),
+          replaced(Pool, "move", _backwards)),
     Fault("foreign prefix block", "cache", "finds a block by its own tokens, whatever stands before them",
-          _replaced(prefix, "_key", _rootless_key), ("cached",), _long),
+          replaced(prefix, "_key", _rootless_key), ("cached",), _long),
     Fault("evicted block found", "cache", "goes on finding a block that was given to somebody else",
-          _replaced(PrefixCache, "_forget", _remembered), ("preempted",)),
+          replaced(PrefixCache, "_forget", _remembered), ("preempted",)),
     Fault("preempted length kept", "cache", "takes blocks for filled that a preempted sequence has lost",
-          _replaced(Scheduler, "_preempt", _kept_length), ("preempted",)),
+          replaced(Scheduler, "_preempt", _kept_length), ("preempted",)),
     Fault("positions off by one", "rows", "places drafted tokens one position too far",
           lambda: _drafted(_position_ahead)),
     Fault("positions by index", "rows", "places the nodes of a tree by their number and not by their depth",
@@ -287,21 +288,21 @@ FAULTS: tuple[Fault, ...] = (
     Fault("neighbour's cache", "rows", "lets drafted tokens read the cache of the sequence before",
           lambda: _drafted(_reads_neighbour)),
     Fault("noise by pass", "sampler", "keys the noise by the pass and not by the position",
-          _replaced(acceptance, "choose", _noise_by_pass), shows_in=_sampled),
+          replaced(acceptance, "choose", _noise_by_pass), shows_in=_sampled),
     Fault("penalties blind to drafts", "sampler", "does not count the drafted tokens before a node",
-          _replaced(acceptance, "choose", _blind_to_path), shows_in=_penalised),
+          replaced(acceptance, "choose", _blind_to_path), shows_in=_penalised),
     Fault("counts not rolled back", "sampler", "goes on counting rejected tokens in the penalties",
           _counts_stay, shows_in=_penalised),
     Fault("greedy in drafts", "sampler", "takes the most likely token on drafted rows, whatever the temperature",
-          _replaced(acceptance, "choose", _greedy_in_drafts), shows_in=_sampled),
+          replaced(acceptance, "choose", _greedy_in_drafts), shows_in=_sampled),
     Fault("ends looked for once a pass", "sampler", "misses a stop that is not the last token of its pass",
           _ends_by_pass, shows_in=_stopping),
     Fault("drafts believed", "verifier", "accepts the first drafted token unseen",
-          _replaced(acceptance, "follow", _believes)),
+          replaced(acceptance, "follow", _believes)),
     Fault("wrong sibling followed", "verifier", "accepts a token and goes on from its sibling's rows",
-          _replaced(acceptance, "follow", _wrong_sibling)),
+          replaced(acceptance, "follow", _wrong_sibling)),
     Fault("bonus of the row before", "verifier", "takes the token after an accepted path from the wrong row",
-          _replaced(acceptance, "follow", _bonus_of_the_row_before)),
+          replaced(acceptance, "follow", _bonus_of_the_row_before)),
     Fault("one too many", "verifier", "accepts one token more than it verified",
-          _replaced(acceptance, "follow", _late)),
+          replaced(acceptance, "follow", _late)),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.audit.chance import check_chance
 from specdec.audit.divergence import Replay
 from specdec.audit.identity import check_cells, check_recomputed, core, grid
 from specdec.audit.law import check_broken_rules, check_laws
@@ -141,6 +142,8 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
     add("identity", first_cells)
     add("broken engines", lambda: check_faults(workshop, passed, until("teeth")))
     add("broken rules", lambda: check_broken_rules(workshop, until("teeth")))
+    if workshop.rule.keeps == "law":
+        add("rules by chance", lambda: check_chance(workshop, until("law")))
     add("laws", lambda: check_laws(workshop, until("law")))
     add("quality", quality)
     add("identity", other_cells)

@@ -108,8 +108,8 @@ class Workshop:
         scouts = [Request("scout", prompt, params, i, ends) for i, prompt in enumerate(prompts)]
         found = self._together(scouts)
         scouted = [Scouted(prompt, tuple(found[i].tokens)) for i, prompt in enumerate(prompts)]
-        made = make_requests(scouted, self.llm, self._max_tokens, n if self.rule.name == "coupled" else 2 * n)
-        self.requests = [request for request in made if self.rule.name == "coupled" or request.params.greedy]
+        greedy = self.rule.name != "coupled"  # about half of the parameter sets
+        self.requests = make_requests(scouted, self.llm, self._max_tokens, 2 * n if greedy else n, greedy=greedy)
         self._victims = [dataclasses.replace(r, label="victim", seed=r.seed + 5000) for r in self.requests[1::3]]
         self.plain = self._alone(self.requests)
         self._whole = {r.seed: [*r.prompt, *self.plain[r.seed].tokens] for r in self.requests}
@@ -126,8 +126,12 @@ class Workshop:
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 
-    def engine(self, cell: Cell) -> Engine:
-        """A fresh engine for a cell, whose freed blocks hold NaN: whoever reads one will show it."""
+    def engine(self, cell: Cell, drafter: Drafter | None = None) -> Engine:
+        """A fresh engine for a cell, whose freed blocks hold NaN: whoever reads one will show it.
+
+        Args:
+            drafter: instead of one that the cell's name stands for.
+        """
         longest = max(len(r.prompt) + (r.params.max_tokens or 0) for r in self.requests)
         room = blocks_for(longest) * BLOCK_SIZE
         tight = cell.state == "preempted"
@@ -138,7 +142,7 @@ class Workshop:
             prefix_cache=cell.state in ("cached", "preempted") and self.llm.config.prefix_cache,
             speculation=self._speculation(cell),
         )
-        return self._poisoned(settings, self._synthetic(cell.drafter))
+        return self._poisoned(settings, drafter or self._synthetic(cell.drafter))
 
     def serve(
         self, cell: Cell, requests: Many[Request], engine: Engine, expected: Mapping[int, Answer] | None = None
@@ -184,7 +188,7 @@ class Workshop:
 
     def _speculation(self, cell: Cell) -> SpeculationConfig:
         speculation = self.llm.config.speculation
-        names = () if cell.drafter in SYNTHETIC else tuple(cell.drafter.split(","))
+        names = tuple(name for name in cell.drafter.split(",") if name in speculation.drafters)
         trained = speculation.trained if "trained" in names else AUTO
         return dataclasses.replace(speculation, drafters=names, trained=trained, max_nodes=cell.width)
 
