@@ -12,7 +12,7 @@ from harness import Request, make_engine, run, serve, truth_of
 from specdec import kernels
 from specdec.config import DEFAULT_MODEL, SamplingParams
 from specdec.kv.codec import DTYPES
-from specdec.models.gguf import read_metadata
+from specdec.models.gguf import read
 from specdec.models.source import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.runner.invariance import check_invariance
@@ -39,7 +39,7 @@ def ops():
 
 
 def requests(temperature: float) -> list[Request]:
-    tokenizer = Tokenizer.from_gguf(read_metadata(resolve(DEFAULT_MODEL).path))
+    tokenizer = Tokenizer.from_gguf(read(resolve(DEFAULT_MODEL).path).metadata)
     return [
         Request(
             tuple(tokenizer.chat([{"role": "user", "content": text}])),

@@ -310,7 +310,7 @@ def test_metadata_of_every_type(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    metadata = gguf.read_metadata(tmp_path / "x.gguf")
+    metadata = gguf.read(tmp_path / "x.gguf").metadata
     theirs = library.GGUFReader(tmp_path / "x.gguf").fields
     assert {key: field.contents() for key, field in theirs.items() if not key.startswith("GGUF.")} == metadata
     assert metadata["g"] == ["<|x|>", "", "ĊĠ"]
@@ -333,7 +333,7 @@ def test_arrays_nested_without_end_are_damage(tmp_path, depth):
 
 def test_arrays_within_arrays(tmp_path):
     """The format allows them."""
-    assert gguf.read_metadata(_nested(tmp_path / "x.gguf", 3)) == {"k": [[[7]]]}
+    assert gguf.read(_nested(tmp_path / "x.gguf", 3)).metadata == {"k": [[[7]]]}
 
 
 def test_a_tokenizer_that_cannot_be_read_names_its_file(tmp_path):

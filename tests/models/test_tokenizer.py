@@ -348,12 +348,12 @@ def test_default_model_splits_digits_and_agrees_with_transformers(monkeypatch: p
     """
     from transformers import AutoTokenizer
 
-    from specdec.models.gguf import read_metadata
+    from specdec.models.gguf import read
     from specdec.models.source import resolve
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = resolve("smollm2-135m-instruct", revision=None, progress=False).path
-    tokenizer = Tokenizer.from_gguf(read_metadata(path))
+    tokenizer = Tokenizer.from_gguf(read(path).metadata)
     reference = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     for text in (
         "Hello world",

@@ -49,6 +49,7 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Any]
+    """Numbers, strings, bools, and lists of them."""
     tensors: dict[str, TensorInfo]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -177,15 +178,6 @@ def read(path: Path) -> GgufFile:
     start += -start % alignment
     tensors = {name: _place(path, name, shape, kind, start + offset, size) for name, shape, kind, offset in infos}
     return GgufFile(path, metadata, tensors)
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The key-value metadata of a GGUF file: numbers, strings, bools, and lists of them.
-
-    The tokenizer's part: ``tokenizer.ggml.model`` (``gpt2``, ``llama``), ``.pre``, ``.tokens``, ``.token_type``, ``.merges``,
-    ``.scores``, ``.bos_token_id``, ``.eos_token_id``, ``.add_bos_token``, and ``tokenizer.chat_template``.
-    """
-    return read(path).metadata
 
 
 def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
