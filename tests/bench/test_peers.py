@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -261,6 +262,17 @@ def test_install_makes_an_environment_once_and_names_what_cannot_be_installed(tm
     assert subprocess.run([kind.python, "-c", "pass"], check=False).returncode == 0
     assert install.install(kind) == "installed already"
     requirements.write_text(f"{tmp_path}/absent.whl\n")
+    kept = shutil.copytree(kind.environment, tmp_path / "kept", symlinks=True)
+    (kept / install.STAMP).unlink()
+
+    def instead_of_another(command, **settings):
+        if command[1:3] != ["-m", "venv"]:
+            return run_program(command, **settings)
+        shutil.move(kept, command[3])  # it takes seconds to make one, and this one has not been used
+        return subprocess.CompletedProcess(command, 0)
+
+    run_program = subprocess.run
+    monkeypatch.setattr(install.subprocess, "run", instead_of_another)
     reason = install.install(kind)
     assert reason.startswith("could not be installed: ERROR:")
     assert "absent.whl" in reason
