@@ -81,6 +81,15 @@ class World:
         p[-1] = 0
         return p / p.sum()
 
+    def astray(self, path: tuple[int, ...]) -> Tensor:
+        """Another drafter, which drafts hardly anything but the least likely token: where the target is sure of itself, it
+        alone leaves more than one token to choose from when its first one is refused."""
+        p = self.p(path)
+        few = min(float(p[1]) / 2, 0.1)
+        q = torch.full_like(p, few)
+        q[-1] = 1 - few * (WIDE - 1)
+        return q
+
     def joint(self) -> dict[tuple[int, ...], float]:
         """Of the first ``DEEP + 1`` tokens, by their ranks."""
         paths = itertools.product(range(WIDE), repeat=DEEP + 1)
@@ -215,8 +224,8 @@ def _distances(judge: Judge, drawn: Siblings | None, worlds: Many[World]) -> Ite
     """Total variations from the law in these worlds, exactly; cheap ones first."""
     kinds = _kinds(drawn)
     for world in worlds:
-        for p in (world.p, world.holed):
-            yield distance(judge, p, world.q, siblings(*kinds), DEEP if len(kinds) == 1 else 1)
+        for p, q in ((world.p, world.q), (world.holed, world.q), (world.p, world.astray)):
+            yield distance(judge, p, q, siblings(*kinds), DEEP if len(kinds) == 1 else 1)
     if drawn == "distinct":  # some faults show only further down
         yield distance(judge, worlds[0].p, worlds[0].q, siblings("sampled", "top"), DEEP)
 
