@@ -102,6 +102,32 @@ def test_rows_that_nobody_wants_leave_their_keys_and_values(model) -> None:
     assert torch.equal(found[0].ends, found[1].ends)
 
 
+def test_sequences_in_one_call_are_as_alone(model) -> None:
+    """Each reads its own blocks, from its own features, and has its own candidates: committed rows, then a level of trees."""
+    sizes, tables = (19, 7), (BLOCKS, [0, 7])
+
+    def told(which: tuple[int, ...]) -> list[list]:
+        layers, rows, tree = layers_of(model), RowList(), RowList()
+        for owner, i in enumerate(which):
+            rows.add_committed(list(range(97, 97 + sizes[i])), owner, 0)
+            tree.add(101 + i, owner, sizes[i], sizes[i], [sizes[i]])
+        ends = [sum(sizes[i] for i in which[: k + 1]) - 1 for k in range(len(which))]
+        given, inputs = [tables[i] for i in which], layers.start(Features((0, 1)), [track_of(model, sizes[i]) for i in which])
+        fed, _ = layers.run(0, inputs, rows, given, ends, Races([0.0] * len(which), list(which), [sizes[i] for i in which]))
+        heats = [1.0 + i for i in which]
+        grown, _ = layers.run(
+            0, layers.go_on(fed.ends, list(range(len(which))), []), tree, given, list(range(len(which))),
+            Races(heats, [7 + i for i in which], [sizes[i] + 1 for i in which]),
+        )  # fmt: skip
+        return [
+            [said.ends[k].tolist(), said.logits[k].tolist(), said.tokens[k], said.chances[k]]
+            for k in range(len(which))
+            for said in (fed, grown)
+        ]
+
+    assert told((0, 1)) == told((0,)) + told((1,))
+
+
 @pytest.mark.parametrize(("change", "error"), [
     ({"tables": [[N_BLOCKS, 2]]}, IndexError),
     ({"tables": [[5]]}, IndexError),
