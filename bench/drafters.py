@@ -33,8 +33,8 @@ from specdec.metrics.stats import Stats
 from specdec.types import ROOT, Draft, Forward, Sequence, Span, Step, Tree, Verdict
 
 if TYPE_CHECKING:
+    from specdec.history import History
     from specdec.kv.blocks import BlockTable
-    from specdec.sampling import History
 
 
 @dataclasses.dataclass(frozen=True)

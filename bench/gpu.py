@@ -22,6 +22,7 @@ from specdec import attention
 from specdec.bench.prompts import DEFAULT, load, select
 from specdec.bench.provenance import provenance
 from specdec.config import DEFAULT_MODEL, SamplingParams
+from specdec.history import History
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
@@ -30,7 +31,6 @@ from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.runner.compiled import ROWS, make_runner
 from specdec.runner.runner import Runner
-from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import Draft, Sequence, Span, Step
 

@@ -1,8 +1,14 @@
 """What metrics, a log line per request, and traces of a tenth of the requests cost in tokens per second.
 
-One server in one process; the same load in turns with all of it and with none of it, in an order that changes from round to
-round. With none of it means: no snapshot of the engine's numbers after a pass, no observation of latencies, no estimate of the
-speed-up, no log, no trace, no scrape. Traces go over HTTP to a collector in a process of its own that throws them away.
+Two servers in one process share the model's weights and are asked the same: one sees everything, the other nothing. They take
+turns pass by pass on a single thread, each by a clock of its own that goes only while it works, and whichever has worked less
+goes on. So a change of the machine's pace meets both, and all that a turn causes ends within it: the pass, the engine's
+numbers, frames for every stream, ends of requests. What runs beside the engine elsewhere stands in line here, which makes the
+cost rather too large than too small. Requests come without sockets, straight into the application.
+
+To see nothing means: no snapshot of the engine's numbers after a pass, no observation of latencies, no estimate of the
+speed-up, no log, no trace, no scrape. The other is scraped every so many seconds of its clock, and its traces go, as often and
+by its clock too, over HTTP to a collector in a process of its own that throws them away.
 
     python bench/observability_overhead.py --streams 8 --rounds 10 --json bench/results/observability_overhead.json
 """
@@ -11,14 +17,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,16 +32,18 @@ from typing import Any
 from unittest.mock import patch
 
 import serve_clients
+from starlette.types import ASGIApp, Message
 
 from specdec.bench.provenance import provenance
 from specdec.config import DEFAULT_MODEL, ServeConfig
-from specdec.engine import Engine
 from specdec.llm import LLM
-from specdec.metrics.watch import Watch
 from specdec.serve.account import Account
+from specdec.serve.app import create_app
 from specdec.serve.generation import Generation
-from specdec.serve.server import Server
-from specdec.serve.worker import Worker
+from specdec.serve.service import Service
+from specdec.serve.stream import STRAIGHT
+
+BLIND, SEEING = "blind", "seeing"
 
 COLLECTOR = """
 import http.server
@@ -63,43 +71,137 @@ def collector() -> Iterator[str]:
             process.terminate()
 
 
-@contextmanager
-def blind(server: Server) -> Iterator[None]:
-    """With none of it."""
+class Side:
+    """A server without sockets or a thread of its own, and its clock."""
 
-    def nothing(*given: Any, **named: Any) -> None:
+    def __init__(self, name: str, llm: LLM, config: ServeConfig, every: float) -> None:
+        self._name, self._llm, self._every = name, llm, every
+        self._app: ASGIApp = create_app(llm, config)
+        self.service: Service = self._app.state.service
+        self.worker = self.service.worker
+        self.worker._loop = asyncio.get_running_loop()
+        self._due = every
+        self._waiting: list[int] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._streams = 0
+        self.seconds = 0.0
+        self.texts: dict[int, str] = {}
+        """What its clients got in this round, by seed."""
+
+    def ask(self, seeds: list[int], streams: int, tokens: int) -> None:
+        """So many requests are to be answered, a number of them at once."""
+        self._llm.engine.forget()
+        self._waiting, self._streams, self._tokens = list(seeds), streams, tokens
+        self.seconds, self.texts = 0.0, dict.fromkeys(seeds, "")
+
+    @property
+    def done(self) -> bool:
+        return not self._waiting and not self._running
+
+    async def turn(self) -> None:
+        """One pass and all that follows from it."""
+        began = time.perf_counter()
+        asked = 0
+        while self._waiting and len(self._running) < self._streams:
+            self._running.add(asyncio.ensure_future(self._request(self._waiting.pop(0))))
+            asked += 1
+        while self.worker._commands.qsize() < asked:
+            await asyncio.sleep(0)  # prompts are encoded on other threads
+        if asked or self._llm.engine.has_work:
+            self.worker._obey()
+            self.worker._advance()
+        for _ in range(8):  # what a pass causes on the event loop goes through a few hands
+            await asyncio.sleep(0)
+        self._running = {task for task in self._running if not task.done() or task.result()}
+        if self._name == SEEING and self.seconds > self._due:
+            self._due += self._every
+            self.service.metrics.render()
+            assert self.service.tracing is not None
+            self.service.tracing._provider.force_flush()
+        self.seconds += time.perf_counter() - began
+
+    async def _request(self, seed: int) -> None:
+        body = {"prompt": f"{seed}. {serve_clients.PROMPT}", "max_tokens": self._tokens, "seed": seed, "ignore_eos": True}
+        data = [json.dumps({**body, "stream": True}).encode()]
+        gone = asyncio.get_running_loop().create_future()
+
+        async def receive() -> Message:
+            if data:
+                return {"type": "http.request", "body": data.pop(), "more_body": False}
+            await gone
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            for line in message.get("body", b"").decode().splitlines():
+                if line.startswith("data: {"):
+                    self.texts[seed] += json.loads(line[6:])["choices"][0]["text"]
+
+        headers = [(b"x-request-id", f"{self._name}-{seed}".encode())]
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+        }
+        scope |= {"path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": ""}
+        scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1), "state": {STRAIGHT: send}}
+        await self._app(scope, receive, send)
+
+
+@contextmanager
+def unseen(side: Side) -> Iterator[None]:
+    """Have a server see nothing."""
+    metrics, measure, measure_end, end = side.service.metrics, Generation.measure, Generation._measure_end, Account.end
+
+    def nothing(*given: Any) -> None:
         return None
 
-    tracing = server.service.tracing
-    assert tracing is not None
+    def measuring(self: Generation, *given: Any) -> None:
+        if self._metrics is not metrics:
+            measure(self, *given)
+
+    def measuring_end(self: Generation, *given: Any) -> None:
+        if self._metrics is not metrics:
+            measure_end(self, *given)
+
+    def ending(self: Account) -> None:
+        if not self.request_id.startswith(BLIND):
+            end(self)
+
     with (
-        patch.object(Worker, "_observe", nothing),
-        patch.object(Watch, "look", nothing),
-        patch.object(Generation, "measure", nothing),
-        patch.object(Generation, "_measure_end", nothing),
-        patch.object(Engine, "_record_seconds", nothing),
-        patch.object(Account, "end", nothing),
-        patch.object(tracing, "begin", nothing),
+        patch.object(side.worker, "_observe", nothing),
+        patch.object(side.service.llm.engine, "_record_seconds", nothing),
+        patch.object(Generation, "measure", measuring),
+        patch.object(Generation, "_measure_end", measuring_end),
+        patch.object(Account, "end", ending),
     ):
         yield
 
 
-@contextmanager
-def scraping(address: str, every: float) -> Iterator[None]:
-    """A scrape now and then, as Prometheus would."""
-    over = threading.Event()
-
-    def scrape() -> None:
-        while not over.wait(every):
-            urllib.request.urlopen(f"{address}/metrics").read()
-
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+async def compare(llms: dict[str, LLM], endpoint: str, options: argparse.Namespace) -> list[float]:
+    """Seconds of the server that sees everything over those of the other, for each round."""
+    configs = {BLIND: ServeConfig(), SEEING: ServeConfig(otlp_endpoint=endpoint, trace_sample=0.1)}
+    sides = {name: Side(name, llm, configs[name], options.scrape_seconds) for name, llm in llms.items()}
+    ratios = []
+    with unseen(sides[BLIND]):
+        for i in range(-1, options.rounds):  # the first one warms up
+            seeds = range(i * options.requests, (i + 1) * options.requests)
+            for side in sides.values():
+                side.ask([abs(seed) for seed in seeds], options.streams, options.tokens)
+            while running := [side for side in sides.values() if not side.done]:
+                await min(running, key=lambda side: side.seconds).turn()
+            if sides[BLIND].texts != sides[SEEING].texts:
+                raise SystemExit("the two servers gave different texts")
+            if i >= 0:
+                ratios.append(sides[SEEING].seconds / sides[BLIND].seconds)
+                rates = {name: options.requests * options.tokens / side.seconds for name, side in sides.items()}
+                print(f"{rates[SEEING]:.1f} of {rates[BLIND]:.1f} tokens/s, cost {1 - 1 / ratios[-1]:+.2%}", flush=True)
+    for side in sides.values():
+        side.service._encoders.shutdown()
+        if side.service.tracing:
+            side.service.tracing.shut_down()
+    return ratios
 
 
 def main() -> None:
@@ -107,47 +209,31 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--speculation", default="auto")
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=16, help="of a round")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of runs")
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--scrape-seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     logging.basicConfig(stream=Path("/dev/null").open("w"), level=logging.INFO)  # noqa: SIM115 - open to the end
-    up = threading.Event()
-    llm = LLM(options.model, speculation=options.speculation, max_sequences=64, self_test=False)
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "3600000"  # spans are sent in turns that are timed
+    one = LLM(options.model, speculation=options.speculation, max_sequences=64, self_test=False)
+    # Both by the same costs, which follow nothing: what either drafts must not depend on how fast it happens to be.
+    config = dataclasses.replace(one.config, pass_seconds=one.engine.costs.points)
+    llms = {
+        name: LLM.of(one.engine.model, one.kernels, config, one.tokenizer, end_tokens=one.end_tokens, name=one.name)
+        for name in (BLIND, SEEING)
+    }
     with collector() as endpoint:
-        config = ServeConfig(otlp_endpoint=endpoint, trace_sample=0.1)
-        server = Server(llm, config, "127.0.0.1", 0, lambda address: up.set())
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        up.wait()
-        try:
-
-            def rate() -> float:
-                """Tokens per second of so many streams at once."""
-                llm.engine.forget()
-                began = time.perf_counter()
-                asyncio.run(serve_clients.streams(server.address, options.streams, options.tokens))
-                return float(options.streams * options.tokens / (time.perf_counter() - began))
-
-            rate()  # warm
-            ratios = []
-            for i in range(options.rounds):
-                rates = {}
-                for seen in (True, False) if i % 2 else (False, True):
-                    with scraping(server.address, options.scrape_seconds) if seen else blind(server):
-                        rates[seen] = rate()
-                ratios.append(rates[True] / rates[False])
-                print(f"with {rates[True]:.1f}  without {rates[False]:.1f} tokens/s  ratio {ratios[-1]:.4f}")
-        finally:
-            server.should_exit = True
-            thread.join()
-    cost = 1 - statistics.median(ratios)
-    print(f"cost {cost:+.2%} of tokens per second (median of {len(ratios)} pairs)")
+        ratios = asyncio.run(compare(llms, endpoint, options))
+    costs = [1 - 1 / ratio for ratio in ratios]
+    cost = statistics.median(costs)
+    spread = statistics.stdev(costs) if len(costs) > 1 else 0.0
+    print(f"cost {cost:+.2%} of tokens per second (median of {len(costs)} rounds, standard deviation of one {spread:.2%})")
     if options.json:
         kept = {name: value for name, value in vars(options).items() if name != "json"}
-        result = {"provenance": provenance(), "settings": kept, "ratios": ratios, "cost": cost}
+        result = {"provenance": provenance(), "settings": kept, "costs": costs, "cost": cost, "deviation": spread}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

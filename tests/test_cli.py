@@ -318,7 +318,7 @@ def test_template_and_system_message(run: Callable[..., Any], llm: LLM) -> None:
 
 def test_compare_says_identical(run: Callable[..., Any]) -> None:
     """The same request without speculation: same tokens, exit code 0, both costs shown."""
-    result = run("generate", PROMPT, "--compare", "--max-tokens", "24", "-t", "0.7")
+    result = run("generate", PROMPT, "--compare", "--max-tokens", "24", "-t", "0.7", "--ignore-eos")
     assert result.exit_code == 0
     assert "identical: all 24 tokens" in result.stderr
     report = strict(run("generate", PROMPT, "--compare", "--json", "--n", "2", "-t", "1", "--max-tokens", "24").stdout)[
@@ -403,7 +403,7 @@ def test_a_failed_sequence_is_told_and_exit_code_1(tmp_path: Path, monkeypatch: 
     def fail(*_: object, **__: object) -> NoReturn:
         raise SamplingError("logits are not finite")
 
-    monkeypatch.setattr(Acceptance, "judge", fail)
+    monkeypatch.setattr(Acceptance, "verdict", fail)
     folder = chain(tmp_path, path_law(range(3), 3), ["a", "b", "c"])
     arguments = ["generate", "a", "--raw", "-m", str(folder), "--precision", "fp32"]
     result = CliRunner().invoke(app, arguments)

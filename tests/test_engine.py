@@ -288,8 +288,8 @@ def test_heads_that_a_format_of_keys_does_not_take_are_refused(ops: Kernels) -> 
 
 
 def law_of(model: TableModel, ops: Kernels, params: SamplingParams) -> Tensor:
-    """[V] relative frequencies of 20,000 tokens sampled with drafts, right and wrong ones, in fifty sequences."""
-    requests = [Request((0,), params.replace(max_tokens=400), seed=seed) for seed in range(50)]
+    """[V] relative frequencies of 8,000 tokens sampled with drafts, right and wrong ones, in fifty sequences."""
+    requests = [Request((0,), params.replace(max_tokens=160), seed=seed) for seed in range(50)]
     truth = truth_of(requests, plain(model, ops, *requests, max_sequences=50))
     answers = run(make_engine(model, ops, drafter=Thicket(truth, model.shape.vocab_size, seed=3), max_sequences=50), requests)
     tokens = [token for answer in answers for token in answer.tokens]
@@ -313,10 +313,10 @@ def law_of(model: TableModel, ops: Kernels, params: SamplingParams) -> Tensor:
     ],
 )
 def test_speculation_keeps_the_law(ops: Kernels, law: tuple, params: SamplingParams, expected: tuple) -> None:
-    """20,000 tokens sampled through accepted and refused drafts have the law that was asked for (noise alone: TV < 0.0151)."""
+    """8,000 tokens sampled through accepted and refused drafts have the law that was asked for (noise alone: TV < 0.024)."""
     v = len(law)
     seen = law_of(TableModel(torch.tensor(law).log().repeat(v, 1), 512), ops, params)
-    assert (seen - torch.tensor(expected)).abs().sum() / 2 < 0.02
+    assert (seen - torch.tensor(expected)).abs().sum() / 2 < 0.03
     assert not seen[torch.tensor(expected) == 0].any(), "a token of probability zero came out"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import tiny
+from forward import attention_of, batch_of
 from harness import Answer, Request, make_engine, run, truth_of
 from reference import decode
 
@@ -140,14 +141,9 @@ def test_plain_decoding_is_the_naive_reference(model, expected, temperature: flo
 
 
 def last_logits(model, tokens):
-    """[V] of the last token, the whole context in one pass through a fresh cache."""
-    engine = make_engine(model, ops(), prefill_rows=1000)
-    engine.add(list(tokens), SamplingParams(temperature=0, max_tokens=1), frozenset(), 0)
-    seen = []
-    forward = engine._runner.forward
-    engine._runner.forward = lambda step: seen.append(forward(step)) or seen[-1]
-    engine.step()
-    return seen[0].logits[-1]
+    """[V] of the last token, the whole context in one pass through a fresh cache, without the engine."""
+    logits, _ = model.forward(batch_of(list(tokens), wanted=[len(tokens) - 1]), attention_of(model))
+    return logits[-1]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

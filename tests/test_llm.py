@@ -43,7 +43,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def idle(llm: LLM) -> bool:
     """Nothing runs, nothing is held, nothing is remembered."""
     llm.engine.check()
-    return not llm.engine.has_work and llm.engine.allocator.n_used == 0 and not llm._runs
+    return not llm.engine.has_work and llm.engine.allocator.n_used == 0 and not llm._runs.open
 
 
 def same(result: Result) -> tuple:

@@ -24,9 +24,10 @@ from transformers import (
 
 from specdec import sampling
 from specdec.config import SamplingParams
+from specdec.history import History
 from specdec.kernels import select
 from specdec.kernels.base import gumbel
-from specdec.sampling import LOGPROB_FLOOR, History, SamplingError, choose, derive_seed, draw, greedy, logprob, warp
+from specdec.sampling import LOGPROB_FLOOR, SamplingError, choose, derive_seed, draw, greedy, logprob, warp
 
 NOTHING = History([])
 

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.history import History
 from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.metrics.stats import Stats
-from specdec.sampling import History
 from specdec.scheduler import Scheduler, share
 from specdec.types import Sequence
 

@@ -110,7 +110,7 @@ def test_any_schedule_gives_each_request_its_own_answer(model, expected, kind: s
         assert engine.allocator.n_used == 0
         assert not engine._sequences
         if engine.budget:
-            assert not engine.budget._known
+            assert not len(engine.budget._chances)
             assert not engine.budget._plans
     if config.get("prefix_cache", True):
         assert engine.stats.cached_tokens > 0

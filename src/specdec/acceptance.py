@@ -65,7 +65,24 @@ class Acceptance:
         """Do the tokens of a span come from the target's own choices alone?"""
         return not self.by_chance or span.sequence.params.greedy or not len(span.draft)
 
-    def choose(self, step: Step, forward: Forward) -> list[int]:
+    def judge(self, step: Step, forward: Forward) -> list[Verdict | SamplingError | None]:
+        """What a pass means to each of its sequences, prompt tokens that are to be scored included.
+
+        Returns:
+            In step order: the verdict on its draft, None where its prompt goes on, or an error that concerns it alone.
+        """
+        tokens = self._choose(step, forward)
+        return [self._outcome(span, forward, i, tokens) for i, span in enumerate(step)]
+
+    def _outcome(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
+        try:
+            if span.sequence.params.prompt_logprobs is not None:
+                _score_prompt(span, forward.logits[forward.prompt_rows[index]])
+            return self.verdict(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
+        except SamplingError as error:
+            return error
+
+    def _choose(self, step: Step, forward: Forward) -> list[int]:
         """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
         draws: list[Draw] = []
         for span, rows in zip(step, forward.rows, strict=True):
@@ -83,13 +100,13 @@ class Acceptance:
             tokens[draw.row] = token
         return tokens
 
-    def judge(self, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
+    def verdict(self, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
         """What stays of a draft, and the token after it.
 
         Args:
             logits: [W, V] of the whole step.
             first: the row of the pending token; those of the nodes follow.
-            tokens: what ``choose`` said of each row.
+            tokens: of those rows whose logits need no processing, -1 elsewhere.
 
         Raises:
             SamplingError: no token can follow the pending one.
@@ -131,6 +148,15 @@ def _check(rule: Rule, drafters: Many[Drafter]) -> None:
                 f"acceptance={rule.name} judges siblings that were drawn as {rule.siblings!r}, and {drafter.name} draws them "
                 f"as {drafter.draws!r}, which cannot be undone once tokens are known: choose a rule for such drafts, {remedy}"
             )
+
+
+def _score_prompt(span: Span, logits: Tensor) -> None:
+    """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
+    sequence, k = span.sequence, span.sequence.params.prompt_logprobs
+    assert k is not None
+    sequence.prompt_logprobs += [
+        logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
+    ]
 
 
 def _with_logprobs(verdict: Verdict, draft: Draft, logits: Tensor, k: int) -> Verdict:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from specdec import attention, draft
 from specdec.acceptance import Acceptance
 from specdec.commit import Committer
@@ -21,6 +19,7 @@ from specdec.config import AUTO, BLOCK_SIZE, ConfigError, EngineConfig, Sampling
 from specdec.draft.base import Drafter, Target
 from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
+from specdec.history import History
 from specdec.kernels.base import Kernels
 from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
@@ -34,20 +33,8 @@ from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
-from specdec.sampling import History, SamplingError, logprob
 from specdec.scheduler import Grant, Scheduler
-from specdec.types import (
-    Delta,
-    Draft,
-    Forward,
-    Sequence,
-    Span,
-    Speculation,
-    Step,
-    Stopper,
-    Times,
-    Verdict,
-)
+from specdec.types import Delta, Draft, Sequence, Span, Speculation, Step, Stopper, Times, Verdict
 from specdec.verify import RULES, Rule
 
 __all__ = ["Counts", "Engine", "RequestError"]
@@ -239,8 +226,7 @@ class Engine:
         drafted = time.perf_counter()
         forward = self._runner.forward(step)
         forwarded = time.perf_counter()
-        tokens = self.acceptance.choose(step, forward)
-        verdicts = [self._judge(span, forward, i, tokens) for i, span in enumerate(step)]
+        verdicts = self.acceptance.judge(step, forward)
         judged = time.perf_counter()
         outcomes = [self._committer.commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
         deltas = [delta for delta in outcomes if delta]
@@ -339,28 +325,6 @@ class Engine:
             made = self.budget.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers], rows)
             drafts = {grant.sequence.id: proposal for grant, proposal in zip(askers, made, strict=True)}
         return Step(tuple(Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, Draft())) for g in grants))
-
-    @staticmethod
-    def _score_prompt(span: Span, logits: Tensor) -> None:
-        """Log-probabilities of prompt tokens, from the rows [n, V] before them."""
-        sequence, k = span.sequence, span.sequence.params.prompt_logprobs
-        assert k is not None
-        sequence.prompt_logprobs += [
-            logprob(row, sequence.tokens[position], k) for row, position in zip(logits, span.scored, strict=True)
-        ]
-
-    def _judge(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
-        """Judge a draft; None where the prompt goes on. An error concerns this sequence alone.
-
-        Args:
-            tokens: what was chosen of each row of logits, -1 where it was not.
-        """
-        try:
-            if span.sequence.params.prompt_logprobs is not None:
-                self._score_prompt(span, forward.logits[forward.prompt_rows[index]])
-            return self.acceptance.judge(span, forward.logits, forward.rows[index].start, tokens) if span.complete else None
-        except SamplingError as error:
-            return error
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

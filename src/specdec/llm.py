@@ -1,17 +1,16 @@
 """The library's face: text in, text out.
 
-It tokenises, lays out chats, gives each sequence its seed and its stop strings, and turns the engine's deltas back into
-text. One ``LLM`` serves one thread at a time; several prompts, and several open streams, share its passes.
+It brings together what a model needs to answer: its files, an engine, the encoder of requests and the runs that come of
+them. One ``LLM`` serves one thread at a time; several prompts, and several open streams, share its passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,49 +26,24 @@ from specdec.config import (
     check_precision,
     from_dict,
 )
-from specdec.engine import Engine, RequestError
+from specdec.encoding import Encoder, Message, TextTokenizer, is_conversation, is_ids
+from specdec.engine import Engine
 from specdec.kernels.base import Kernels
 from specdec.kv import codec
 from specdec.models.base import Model
-from specdec.models.errors import TextError
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve, resolve_drafter
 from specdec.models.tokenizer import ChatTemplateError
 from specdec.models.vocabulary import check_vocabulary
-from specdec.results import Chunk, Result, Run
-from specdec.sampling import derive_seed
-from specdec.text import Decoder, TextStream
+from specdec.request import RequestError
+from specdec.results import Chunk, Result
+from specdec.runs import Run, Runs, Stream
 
 __all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream"]
 
-NOT_FOR_TEMPLATES = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
-    "sampling_params",
-    "params",
-    "chat_template",
-    "continue_final_message",
-    "tokenize",
-}
-"""Names that callers of other libraries may pass to ``chat``; as variables of a template they would have no effect."""
-
-Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | list[int]
 Params: TypeAlias = SamplingParams | Many[SamplingParams] | None
 """For all prompts, or one for each; None takes the defaults."""
-
-
-class TextTokenizer(Decoder, Protocol):
-    """What the façade needs of a tokenizer."""
-
-    @property
-    def has_chat_template(self) -> bool: ...
-
-    def encode(self, text: str, *, add_special: bool) -> list[int]: ...
-
-    def decode(self, ids: Many[int], *, skip_special: bool) -> str: ...
-
-    def piece(self, token: int) -> bytes: ...
-
-    def chat(self, messages: Many[Message], **variables: Any) -> list[int]: ...
 
 
 class LLM:
@@ -160,17 +134,24 @@ class LLM:
         end_tokens: frozenset[int],
         name: str,
     ) -> None:
-        self.engine = Engine(model, kernels, config)
         self.kernels = kernels
         self.config = config
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.name = name
         self.precision = model.precision
+        self.engine = Engine(model, kernels, config)
         self.kv_format = codec.name_of(self.engine.model.kv_dtype)
-        self._runs: dict[int, Run] = {}
-        self._abandoned: list[Run] = []
-        """Runs of streams that were dropped without being closed; they end before the next pass."""
+        self._encoder = Encoder(tokenizer, model.shape.vocab_size)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the model. Another one for the same model may take its place while nothing is under way."""
+        return self._runs.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._runs = Runs(engine, self.tokenizer, self.end_tokens)
 
     def without_speculation(self) -> LLM:
         """The same model and weights in a second engine that decodes plainly; its tokens must be the same."""
@@ -197,7 +178,7 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters cannot be served, before anything starts; the message says which one.
         """
-        many = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
+        many = [prompts] if isinstance(prompts, str) or is_ids(prompts) else list(prompts)
         return self._answer([self.encode(prompt) for prompt in many], params)
 
     def chat(
@@ -220,7 +201,7 @@ class LLM:
             ChatTemplateError: the template refuses the messages, or there is none.
             RequestError: as ``generate``.
         """
-        many = [messages] if _is_conversation(messages) else list(messages)
+        many = [messages] if is_conversation(messages) else list(messages)
         return self._answer([self.lay_out(conversation, template) for conversation in many], params)
 
     def stream(self, prompt: Prompt | Many[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
@@ -229,11 +210,11 @@ class LLM:
         Raises:
             RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
         """
-        if _is_conversation(prompt):
-            return Stream(self, self._start([self.lay_out(prompt, template)], params))
+        if is_conversation(prompt):
+            return Stream(self._runs, self._start([self.lay_out(prompt, template)], params))
         if template:
             raise RequestError(f"{', '.join(template)}: only a conversation has a template to give this to")
-        return Stream(self, self._start([self.encode(prompt)], params))
+        return Stream(self._runs, self._start([self.encode(prompt)], params))
 
     def lay_out(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
         """The token ids of a conversation.
@@ -245,15 +226,7 @@ class LLM:
         Raises:
             ChatTemplateError, RequestError: as ``chat``.
         """
-        if mistaken := sorted(NOT_FOR_TEMPLATES & template.keys()):
-            raise RequestError(
-                f"{', '.join(mistaken)} is no variable of a chat template; sampling settings go into SamplingParams, the "
-                "second argument"
-            )
-        if not _is_conversation(conversation):
-            raise RequestError(f"a conversation must be a list of mappings with role and content, got {conversation!r}")
-        with _text_of_a_request():
-            return self.tokenizer.chat(conversation, **template)  # type: ignore[arg-type]
+        return self._encoder.conversation(conversation, template)
 
     def encode(self, prompt: object) -> list[int]:
         """The token ids of a prompt, which may be ids already.
@@ -261,20 +234,15 @@ class LLM:
         Raises:
             RequestError: it is neither text nor ids, or text that cannot be encoded.
         """
-        if isinstance(prompt, str):
-            with _text_of_a_request():
-                return self.tokenizer.encode(prompt, add_special=True)
-        if _is_ids(prompt):
-            return prompt
-        raise RequestError(f"a prompt must be text or a list of token ids, got {prompt!r}")
+        return self._encoder.prompt(prompt)
 
     def _answer(self, prompts: list[list[int]], params: Params) -> list[Result]:
         runs = self._start(prompts, params)
         try:
             while any(run.result is None for run in runs):
-                self._step()
+                self._runs.step()
         finally:
-            self._drop(runs)
+            self._runs.drop(runs)
         return [run.result for run in runs if run.result]
 
     def _start(self, prompts: list[list[int]], params: Params) -> list[Run]:
@@ -289,112 +257,18 @@ class LLM:
         try:
             for index, (ids, wanted) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    runs += self._add(index, ids, wanted)
+                    seed = secrets.randbelow(2**63) if wanted.seed is None else wanted.seed
+                    runs += self._runs.add(index, ids, self.spelled_out(wanted), seed)
                 except RequestError as error:
                     raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
         except BaseException:
-            self._drop(runs)
-            raise
-        return runs
-
-    def _add(self, index: int, ids: list[int], params: SamplingParams) -> list[Run]:
-        params = self.spelled_out(params)
-        seed = secrets.randbelow(2**63) if params.seed is None else params.seed
-        runs = []
-        try:
-            for choice in range(params.n):
-                text = TextStream(self.tokenizer, params.stop, params.min_tokens, ids)
-                own = derive_seed(seed, choice)
-                sequence_id = self.engine.add(ids, params, self.end_tokens, own, text)
-                run = self._runs[sequence_id] = Run(sequence_id, index, choice, own, len(ids), text)
-                runs.append(run)
-        except BaseException:
-            self._drop(runs)
+            self._runs.drop(runs)
             raise
         return runs
 
     def spelled_out(self, params: SamplingParams) -> SamplingParams:
         """Bad words as token ids: the word as it begins a text, and as it follows a space."""
-        words = dict.fromkeys(params.bad_words_ids)
-        vocab_size = self.engine.model.shape.vocab_size
-        for word in params.bad_words:
-            bare = word.lstrip(" ")
-            texts = (bare, " " + bare) if bare.strip() else (word,)  # white space is banned as it stands
-            with _text_of_a_request():
-                spellings = [self.tokenizer.encode(text, add_special=False) for text in texts]
-            possible = [tuple(ids) for ids in spellings if ids and max(ids) < vocab_size]
-            if not possible:
-                raise RequestError(f"the bad word {word!r} cannot be written in this model's vocabulary")
-            words.update(dict.fromkeys(possible))
-        return params.replace(bad_words=(), bad_words_ids=tuple(words)) if params.bad_words else params
-
-    def _step(self) -> None:
-        abandoned, self._abandoned = self._abandoned, []
-        self._drop(abandoned)
-        for delta in self.engine.step():
-            if run := self._runs.get(delta.sequence_id):
-                run.take(delta)
-
-    def _drop(self, runs: Iterable[Run]) -> None:
-        """Forget sequences, ending those that have not ended."""
-        for run in runs:
-            if self._runs.pop(run.sequence_id, None) and run.result is None:
-                self.engine.abort(run.sequence_id)
-
-
-class Stream(Iterator[Chunk]):
-    """The chunks of one request as they come. Closing it, or leaving its ``with`` block, abandons what has not ended."""
-
-    def __init__(self, llm: LLM, runs: list[Run]) -> None:
-        self._llm = llm
-        self._runs = runs
-        self._open = True
-
-    def __next__(self) -> Chunk:
-        while self._open:
-            for run in self._runs:
-                if run.chunks:
-                    return run.chunks.pop(0)
-            if all(run.result for run in self._runs):
-                self.close()
-            else:
-                self._llm._step()
-        raise StopIteration
-
-    @property
-    def ready(self) -> bool:
-        """Is a chunk there, so that the next one comes without a pass?"""
-        return any(run.chunks for run in self._runs)
-
-    @property
-    def results(self) -> list[Result]:
-        """The answers that have ended so far."""
-        return [run.result for run in self._runs if run.result]
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._llm._drop(self._runs)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Garbage is collected anywhere, also in the middle of a pass: the engine must not be touched here.
-        if self._open:
-            self._llm._abandoned += self._runs
-
-
-@contextmanager
-def _text_of_a_request() -> Iterator[None]:
-    """Text that cannot be encoded is the request's fault."""
-    try:
-        yield
-    except TextError as error:
-        raise RequestError(str(error)) from error
+        return self._encoder.spelled_out(params)
 
 
 def _device(name: str) -> torch.device:
@@ -405,11 +279,3 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device
-
-
-def _is_ids(prompt: object) -> TypeGuard[list[int]]:
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
-
-
-def _is_conversation(messages: object) -> bool:
-    return isinstance(messages, list | tuple) and bool(messages) and all(isinstance(m, Mapping) for m in messages)

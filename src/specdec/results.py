@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from specdec.text import TextStream
-from specdec.types import Delta, FinishReason, TokenLogprob
+from specdec.types import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,59 +67,3 @@ class Chunk:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.result.finish_reason if self.result else None
-
-
-@dataclass(slots=True)
-class Run:
-    """A sequence in the engine and what it has given so far."""
-
-    sequence_id: int
-    prompt_index: int
-    choice: int
-    seed: int
-    prompt_tokens: int
-    text: TextStream
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str | None] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    started: float = field(default_factory=time.perf_counter)
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    first_token_seconds: float | None = None
-    chunks: list[Chunk] = field(default_factory=list)
-    """What has not been fetched yet."""
-    result: Result | None = None
-
-    def take(self, delta: Delta) -> None:
-        """Turn a delta into a chunk, and the last one into a result too."""
-        seconds = time.perf_counter() - self.started
-        if self.first_token_seconds is None:
-            self.first_token_seconds = seconds
-        self.tokens += delta.tokens
-        self.sources += delta.sources
-        self.logprobs += delta.logprobs or ()
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        ready = self.text.take()
-        if delta.finish_reason is not None:
-            ready += self.text.finish()
-            self.result = self._finish(delta, delta.finish_reason, seconds)
-        pieces = tuple((text, self.sources[index]) for index, text in ready)
-        self.chunks.append(Chunk(pieces, delta.tokens, delta.sources, self.choice, delta.logprobs, self.result))
-
-    def _finish(self, delta: Delta, reason: FinishReason, seconds: float) -> Result:
-        return Result(
-            text=self.text.text,
-            tokens=tuple(self.tokens),
-            sources=tuple(self.sources),
-            finish_reason=reason,
-            prompt_tokens=self.prompt_tokens,
-            seed=self.seed,
-            prompt_index=self.prompt_index,
-            choice=self.choice,
-            stats=delta.stats.as_dict() if delta.stats else {},
-            seconds=seconds,
-            first_token_seconds=self.first_token_seconds or seconds,
-            logprobs=tuple(self.logprobs) if self.logprobs else None,
-            prompt_logprobs=self.prompt_logprobs,
-            error=delta.error,
-        )

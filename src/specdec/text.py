@@ -71,6 +71,8 @@ class StopStrings:
             text: what follows the text taken so far.
             may_stop: False passes over a stop string that is complete now; it is then ordinary text.
         """
+        if not self._stop:
+            return text
         before = len(self._held)
         text = self._held + text
         # Only a match that ends in the new text counts: one that was passed over before must not count now.

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec.config import SamplingParams
+    from specdec.history import History
     from specdec.kv.blocks import BlockTable
     from specdec.metrics.stats import Stats
-    from specdec.sampling import History
 
 FinishReason = Literal["stop", "length", "error"]
 Status = Literal["waiting", "running", "finished"]

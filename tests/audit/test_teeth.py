@@ -93,7 +93,8 @@ def test_every_broken_rule_is_caught(workshop: Workshop) -> None:
 
 def test_the_world_of_the_rules_is_the_models(workshop: Workshop, replay) -> None:
     """Its laws are those of real rows: computed one context at a time, they are the same."""
-    from specdec.sampling import History, warp
+    from specdec.history import History
+    from specdec.sampling import warp
 
     request = workshop.requests[0]
     world = cut_world(workshop.llm, request.prompt)

@@ -13,18 +13,20 @@ from specdec.metrics.stats import Stats
 from specdec.types import ROOT, Draft, Forward, Sequence, Span, Step, Tree, Verdict
 
 if TYPE_CHECKING:
+    from specdec.history import History
     from specdec.kv.blocks import BlockTable
-    from specdec.sampling import History
 
 
-def sequence(tokens: Many[int], n_prompt: int | None = None, *, number: int = 0, end_tokens: Many[int] = ()) -> Sequence:
+def sequence(
+    tokens: Many[int], n_prompt: int | None = None, *, number: int = 0, end_tokens: Many[int] = (), room: int = 1 << 30
+) -> Sequence:
     return Sequence(
         id=number,
         tokens=list(tokens),
         n_prompt=len(tokens) if n_prompt is None else n_prompt,
         params=SamplingParams(),
         seed=0,
-        max_len=1 << 30,
+        max_len=len(tokens) + room,
         end_tokens=frozenset(end_tokens),
         table=cast("BlockTable", None),
         history=cast("History", None),

@@ -11,8 +11,9 @@ import torch
 from specdec import kernels
 from specdec.config import SamplingParams
 from specdec.draft.candidates import candidates
+from specdec.history import History
 from specdec.kernels.base import WIDTH, gumbel
-from specdec.sampling import History, choose
+from specdec.sampling import choose
 
 
 @functools.lru_cache(maxsize=1)
@@ -55,17 +56,23 @@ def test_without_temperature_candidates_are_the_best_and_chances_the_softmax() -
     assert chances == pytest.approx(probabilities.numpy(), rel=1e-5)
 
 
-@pytest.mark.parametrize(("temperature", "tolerance"), [(0.0, 0.05), (0.5, 0.05), (1.0, 0.06), (1.5, 0.12)])
-def test_chances_come_true(temperature: float, tolerance: float) -> None:
-    """Where the target's logits are the drafter's with errors of the kind assumed, as often as estimated, class by class."""
+@pytest.fixture(scope="module")
+def guessed():
+    """[n, V] what a drafter scores, what the target's logits are, and the noise of each position by the seed 9."""
     n, v = 4000, 2000
     rng = np.random.default_rng(1)
     scores = -2.0 * np.log(np.arange(1, v + 1)) + rng.normal(size=(n, v))  # a law with a long tail, as of text
-    logits = torch.from_numpy(scores).float()
-    seeds, positions = [9] * n, list(range(n))
-    noise = np.stack([gumbel(9, position, torch.arange(v)).numpy() for position in positions])
-    target = scores + rng.gumbel(size=(n, v)) + temperature * noise
-    tokens, chances = candidates(logits, [temperature] * n, seeds, positions, 3, ops())
+    noise = np.stack([gumbel(9, position, torch.arange(v)).numpy() for position in range(n)])
+    return scores, scores + rng.gumbel(size=(n, v)), noise
+
+
+@pytest.mark.parametrize(("temperature", "tolerance"), [(0.0, 0.05), (0.5, 0.05), (1.0, 0.06), (1.5, 0.12)])
+def test_chances_come_true(guessed, temperature: float, tolerance: float) -> None:
+    """Where the target's logits are the drafter's with errors of the kind assumed, as often as estimated, class by class."""
+    scores, truth, noise = guessed
+    n = len(scores)
+    target = truth + temperature * noise
+    tokens, chances = candidates(torch.from_numpy(scores).float(), [temperature] * n, [9] * n, list(range(n)), 3, ops())
     right = tokens == target.argmax(1)[:, None]
     for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
         inside = (chances >= low) & (chances < high)

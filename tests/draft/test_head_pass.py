@@ -21,7 +21,7 @@ from specdec.models.source import resolve
 
 pytestmark = pytest.mark.skipif(kernels.select("cpu").name == "torch", reason="there is no such call here")
 
-N_BLOCKS = 8
+N_BLOCKS = 20
 BLOCKS = [5, 2]
 
 
@@ -50,7 +50,7 @@ def track_of(model, n: int, taps: int = 2) -> Track:
 
 def committed(n: int) -> RowList:
     rows = RowList()
-    rows.add_committed(list(range(97, 97 + n)), 0, 0)
+    rows.add_committed([97 + i % 100 for i in range(n)], 0, 0)
     return rows
 
 
@@ -85,19 +85,20 @@ def test_one_call_has_the_bits_of_the_operations(model, precision: str, vocabula
         assert one.chances == other.chances
 
 
-def test_rows_that_nobody_wants_leave_their_keys_and_values(model) -> None:
-    """A prompt is fed first, and heard with its last row: as if all had been fed at once."""
-    n, found = 19, []
+@pytest.mark.parametrize("n", [19, 300])
+def test_rows_that_nobody_wants_leave_their_keys_and_values(model, n: int) -> None:
+    """A prompt is fed first, in however many parts, and heard with its last row: as if all had been fed at once."""
+    found, blocks = [], [(7 * i + 3) % 20 for i in range(20)]
     for split in (0, n - 1):
         layers, track = layers_of(model), track_of(model, n)
         features, rows = Features((0, 1)), committed(n)
         if split:
             last = track.part()
-            said, _ = layers.run(0, layers.start(features, [track]), committed(split), [BLOCKS], [])
+            said, _ = layers.run(0, layers.start(features, [track]), committed(split), [blocks], [])
             assert len(said.ends) == len(said.tokens) == 0
             track, rows = Track(0, split, [last], 1), RowList()
-            rows.add_committed([97 + split], 0, split)
-        found.append(layers.run(0, layers.start(features, [track]), rows, [BLOCKS], [len(rows) - 1], races(1, 0.0))[0])
+            rows.add_committed(committed(n).tokens[split:], 0, split)
+        found.append(layers.run(0, layers.start(features, [track]), rows, [blocks], [len(rows) - 1], races(1, 0.0))[0])
     assert torch.equal(found[0].logits, found[1].logits)
     assert torch.equal(found[0].ends, found[1].ends)
 

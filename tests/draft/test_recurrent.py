@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import tiny
 from drafting import paths
-from harness import Request, make_engine, run, truth_of
+from harness import Answer, Request, make_engine, run, truth_of
 from recomputed import KINDS, random_head, tree_of
 
 from specdec import kernels
@@ -107,13 +107,24 @@ class Shadow(Thicket):
         self._recurrent.release(sequence)
 
 
+@pytest.fixture(scope="module")
+def plain(model):
+    """Requests by temperature, and what plain decoding answers to each alone."""
+
+    @functools.cache
+    def of(temperature: float) -> tuple[list[Request], list[Answer]]:
+        requests = requests_of(5, temperature, seed=1)
+        return requests, [run(make_engine(model, ops()), [request])[0] for request in requests]
+
+    return of
+
+
 @pytest.mark.parametrize("config", [{}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_recomputing_everything(model, kind: str, temperature: float, config: dict) -> None:
+def test_drafts_are_those_of_recomputing_everything(model, plain, kind: str, temperature: float, config: dict) -> None:
     """After bursts of 0 to 8 accepted nodes, chunks and preemptions, each tree and each estimate is the reference's."""
-    requests = requests_of(5, temperature, seed=1)
-    answers = [run(make_engine(model, ops()), [request])[0] for request in requests]
+    requests, answers = plain(temperature)
     loaded = random_head(model, kind, seed=1)
     recurrent = drafter_of(model, loaded, trained_depth=5, trained_width=2, trained_nodes=8)
     checked: list[int] = []
@@ -192,12 +203,12 @@ def test_what_a_level_once_took_is_not_believed_for_ever(model) -> None:
     request = requests_of(3, 1.0, seed=4)[-1]
     recurrent = drafter_of(model, random_head(model, "eagle3"), trained_depth=2)
     recurrent.weigh(1e2, 0.0)
-    recurrent._seconds = 1e3
+    recurrent._levels._seconds = 1e3
     watched = Watched(recurrent, request.prompt)
     run(make_engine(model, ops(), drafter=watched), [request])
     depths = [max(map(len, paths(draft.tree))) for draft in watched.seen.values() if len(draft)]
     assert depths[0] == 1, "it would have taken too long"
-    assert recurrent._seconds < 5e2
+    assert recurrent._levels._seconds < 5e2
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp3"])

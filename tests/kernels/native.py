@@ -35,7 +35,7 @@ class Emulated(Library):
     """The AVX-512 or AMX objects with the intrinsics emulated, whatever this machine can run."""
 
     def __init__(self, folder: Path, isa: str) -> None:
-        flags = ["-O1", "-w", f'-DSPECDEC_INTRINSICS="{EMULATOR}"']
+        flags = ["-Og", "-w", f'-DSPECDEC_INTRINSICS="{EMULATOR}"']
         path = build.build(folder / f"{isa}_emulated.so", flags, {isa: build.X86_FLAGS["avx2"]})
         self.handle = ctypes.CDLL(str(path))
         self.isa = isa

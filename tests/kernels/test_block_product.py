@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from native import ALL, FAST, NATIVE, SIMDE, Emulated
+from native import ALL, FAST, NATIVE, Emulated
 from torch import Tensor
 
 from specdec.kernels import set_threads
@@ -127,45 +127,32 @@ def test_instruction_sets_agree_bitwise(kind: Kind, n: int, k: int) -> None:
         assert all(torch.equal(results[0], y) for y in results[1:])
 
 
-@pytest.fixture(scope="module")
-def avx512(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated(tmp_path_factory.mktemp("emulated"), "avx512")
-
-
-@pytest.fixture(scope="module")
-def amx(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated(tmp_path_factory.mktemp("emulated"), "amx")
-
-
-emulates = pytest.mark.skipif(not SIMDE.exists() or not NATIVE, reason="needs SIMDe (libsimde-dev) and the native kernels")
-
-
 @pytest.mark.slow
-@emulates
 @pytest.mark.parametrize("isa", ["avx512", "amx"])
-def test_wide_instruction_sets_agree_bitwise_where_they_can_only_be_emulated(isa: str, request: pytest.FixtureRequest) -> None:
+def test_wide_instruction_sets_agree_bitwise_where_they_can_only_be_emulated(
+    isa: str, emulated: Callable[[str], Emulated]
+) -> None:
     """The sources of every kernel, intrinsics emulated: products, attention's exponential and the row passes."""
-    library: Emulated = request.getfixturevalue(isa)
-    emulated = NativeKernels(library)
+    library = emulated(isa)
+    wide = NativeKernels(library)
     for kind in ("q4", "q8"):
         for n, k in SHAPES:
             for rows in (1, 2, 3, 8, 13, 16, 35):
                 w, x = weight(n, k, kind), inputs(rows, k)
-                assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w)), (kind, n, k, rows)
+                assert torch.equal(wide.block_linear(x, w), FAST.block_linear(x, w)), (kind, n, k, rows)
     for kind, code in (("q4", 15), ("q8", -128), ("q8", 127)):
         x, w = torch.where(inputs(19, 64) > 0, 127.0, -127.0), extreme(20, 64, kind, code)
-        assert torch.equal(emulated.block_linear(x, w), FAST.block_linear(x, w))
+        assert torch.equal(wide.block_linear(x, w), FAST.block_linear(x, w))
     assert (library.counter("products") > 0) == (isa == "amx")
     x = inputs(7, 96)
-    assert torch.equal(emulated.rms_norm(x, x[3], 1e-5), FAST.rms_norm(x, x[3], 1e-5))
-    assert torch.equal(emulated.silu_mul(x), FAST.silu_mul(x))
+    assert torch.equal(wide.rms_norm(x, x[3], 1e-5), FAST.rms_norm(x, x[3], 1e-5))
+    assert torch.equal(wide.silu_mul(x), FAST.silu_mul(x))
 
 
 @pytest.mark.slow
-@emulates
-def test_every_thread_configures_its_tiles_and_gives_them_back(amx: Emulated) -> None:
+def test_every_thread_configures_its_tiles_and_gives_them_back(emulated: Callable[[str], Emulated]) -> None:
     """A tile used without its thread's own configuration faults; one that is kept makes each switch of threads dearer."""
-    w, x = weight(3072, 576, "q4"), inputs(64, 576)
+    w, x, amx = weight(3072, 576, "q4"), inputs(64, 576), emulated("amx")
     amx.set_threads(2)
     before = amx.counter("products")
     y = NativeKernels(amx).block_linear(x, w)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.history import History
 from specdec.kv.blocks import BlockAllocator, BlockTable, OutOfBlocks
 from specdec.kv.prefix import PrefixCache
 from specdec.metrics.stats import Stats
-from specdec.sampling import History
 from specdec.types import Sequence, TokenLogprob
 
 N_BLOCKS = 10

@@ -59,7 +59,7 @@ def timed(
         pass_seconds=costs,
         prefix_cache=False,
     )
-    forward, next_, judge = engine._runner.forward, engine.scheduler.next, engine._judge
+    forward, next_, judge = engine._runner.forward, engine.scheduler.next, engine.acceptance.verdict
 
     def slow_forward(step: Step) -> Forward:
         clock.now += engine.costs.seconds(step.n_rows)
@@ -69,14 +69,14 @@ def timed(
         clock.now += 0.3
         return next_()
 
-    def slow_judge(span, forward, index, chosen):
-        verdict = judge(span, forward, index, chosen)
-        clock.now += 0.05 * (1 + len(verdict.path)) if verdict else 0.0
+    def slow_judge(span, logits, first, chosen):
+        verdict = judge(span, logits, first, chosen)
+        clock.now += 0.05 * (1 + len(verdict.path))
         return verdict
 
     monkeypatch.setattr(engine._runner, "forward", slow_forward)
     monkeypatch.setattr(engine.scheduler, "next", slow_next)
-    monkeypatch.setattr(engine, "_judge", slow_judge)
+    monkeypatch.setattr(engine.acceptance, "verdict", slow_judge)
     if drafter:
         propose = drafter.propose
 

@@ -12,6 +12,7 @@ from harness import Request, make_engine, run
 
 from specdec import attention
 from specdec.config import SamplingParams
+from specdec.history import History
 from specdec.kernels.portable import PortableKernels
 from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.kv.pool import Pool
@@ -21,7 +22,6 @@ from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.runner.compiled import LEAST_WIDTH, RecordedRunner, Result, make_runner
 from specdec.runner.runner import Runner
-from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree
 

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.config import SamplingParams
+from specdec.history import History
 from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.metrics.stats import Stats
 from specdec.runner.pack import pack
-from specdec.sampling import History
 from specdec.types import ROOT, Draft, Sequence, Span, Step, TokenLogprob, Tree
 
 

@@ -49,7 +49,7 @@ def at_rest(server: Running) -> dict[str, float]:
     assert ends == now["specdec:requests_started_total"]
     assert now["specdec:request_success_total{error}"] == 0
     assert server.llm.engine.counts().blocks_used == 0
-    assert not server.llm.engine.budget or not server.llm.engine.budget._known
+    assert not server.llm.engine.budget or not len(server.llm.engine.budget._chances)
     return now
 
 

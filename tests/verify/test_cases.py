@@ -91,10 +91,10 @@ def test_c05_the_law_does_not_drift_to_the_draft(ops, acceptance: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("acceptance", EXACT)
 def test_c17_sampling_settings_hold_on_the_speculative_path(ops, acceptance: str) -> None:
-    """A skewed draft over 10,000 steps: neither the argmax, nor a draft that must equal a fresh draw."""
+    """A skewed draft over 4,000 steps: neither the argmax, nor a draft that must equal a fresh draw."""
     target, draft = after_every_token(0.5, 0.3, 0.2), after_every_token(0.2, 0.3, 0.5)
-    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(), 10_000)
-    check(answers, (0.5, 0.3, 0.2), 0.015)
+    answers = generate(ops, acceptance, target, drafter_for(acceptance, draft), SamplingParams(), 4_000)
+    check(answers, (0.5, 0.3, 0.2), 0.024)
 
 
 @pytest.mark.parametrize("broken", ["odds-of-target", "corrected-from-target"])

@@ -12,7 +12,8 @@ from torch import Tensor
 from trees import trees
 
 from specdec.config import SamplingParams
-from specdec.sampling import History, SamplingError, choose
+from specdec.history import History
+from specdec.sampling import SamplingError, choose
 from specdec.tree import chain, path_tokens
 from specdec.types import ROOT, Tree, Verdict
 from specdec.verify import follow

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specdec.config import SamplingParams
-from specdec.sampling import History, warp
+from specdec.history import History
+from specdec.sampling import warp
 from specdec.types import ROOT, Draft, Siblings, Tree
 from specdec.verify import RULES, Chance, Rule
 from specdec.verify.broken import BROKEN, CAUGHT, Broken, Down, Up

@@ -27,7 +27,8 @@ from specdec.config import SamplingParams
 from specdec.draft.base import Drafter
 from specdec.draft.drawing import Drawing
 from specdec.engine import Engine
-from specdec.sampling import History, warp
+from specdec.history import History
+from specdec.sampling import warp
 from specdec.testing import full
 from specdec.types import ROOT, Draft, Sequence, Siblings, Span, Verdict
 
@@ -93,19 +94,19 @@ def _likeliest(logits: Tensor, params: SamplingParams, history: History, path: M
     return warp(logits, params.replace(top_k=1), history, path, ends)
 
 
-_judge = Acceptance.judge
+_verdict = Acceptance.verdict
 
 
 def _row_before(self: Acceptance, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
     n = len(span.draft)
     behind = logits.clone()
     behind[first + 1 : first + 1 + n] = logits[first : first + n]
-    return _judge(self, span, behind, first, tokens)
+    return _verdict(self, span, behind, first, tokens)
 
 
 def _believes(self: Acceptance, span: Span, logits: Tensor, first: int, tokens: Many[int]) -> Verdict:
     if span.sequence.params.greedy or not len(span.draft):
-        return _judge(self, span, logits, first, tokens)
+        return _verdict(self, span, logits, first, tokens)
     return Verdict((), span.draft.tree.tokens[0])
 
 
@@ -117,9 +118,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("greedy where drafted", "chance", "judges drafts as if the target's likeliest token were the only one",
           replaced(acceptance, "warp", _likeliest)),
     Fault("law of the row before", "chance", "judges what follows a drafted token by the row before it",
-          replaced(Acceptance, "judge", _row_before)),
+          replaced(Acceptance, "verdict", _row_before)),
     Fault("draws believed", "chance", "emits the first drawn token unseen",
-          replaced(Acceptance, "judge", _believes)),
+          replaced(Acceptance, "verdict", _believes)),
 )  # fmt: skip
 
 

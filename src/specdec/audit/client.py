@@ -98,7 +98,6 @@ class Server:
         self.ours = about.get("owned_by") == "specdec"
         """Is it specdec, whose requests may choose how they are drafted for?"""
         self.drafters: list[str] = list(about.get("drafters") or []) if self.ours else []
-        self.n_asked = 0
 
     def __enter__(self) -> Server:
         return self
@@ -113,7 +112,6 @@ class Server:
             Refused: the server does not take the request.
             ConfigError: it does not answer.
         """
-        self.n_asked += 1
         try:
             answer = self._json(self._http.post(question.route, json={"model": self.model, **question.body}))
         except httpx.HTTPError as error:
@@ -126,7 +124,6 @@ class Server:
 
     def stream(self, question: Question) -> Reply:
         """The same answer, streamed and put together again. Raises as ``ask``."""
-        self.n_asked += 1
         reply = Reply()
         body = {"model": self.model, **question.body, "stream": True}
         try:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specdec.audit.requests import Request
 from specdec.audit.runs import Answer, Difference
+from specdec.history import History
 from specdec.kernels.base import gumbel
 from specdec.llm import LLM
 from specdec.runner.probe import Probe
-from specdec.sampling import History, choose, warp
+from specdec.sampling import choose, warp
 
 NEAR_TIE = 1e-3
 """Two candidates whose scores lie closer than this may change places by rounding alone."""

@@ -26,9 +26,10 @@ from specdec.audit.statistics import Fit, fit
 from specdec.audit.workshop import Cell, Workshop
 from specdec.config import SamplingParams
 from specdec.engine import Engine
+from specdec.history import History
 from specdec.llm import LLM
 from specdec.runner.probe import Probe
-from specdec.sampling import History, warp
+from specdec.sampling import warp
 from specdec.types import ROOT, Draft, Siblings, Span, Tree
 from specdec.verify import RULES, Rule
 from specdec.verify.broken import BROKEN, CAUGHT

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from specdec.audit.report import Check
 from specdec.bench import prompts as texts
+from specdec.encoding import TextTokenizer
 from specdec.kernels.base import Kernels
 from specdec.kv import codec
-from specdec.llm import LLM, TextTokenizer
+from specdec.llm import LLM
 from specdec.models.base import Model
 from specdec.runner.probe import Probe
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.audit.requests import Request
+from specdec.encoding import TextTokenizer
 from specdec.engine import Engine
-from specdec.llm import TextTokenizer
 from specdec.text import TextStream
 from specdec.types import Delta, FinishReason, TokenLogprob
 

@@ -21,11 +21,12 @@ from specdec import acceptance
 from specdec.audit.requests import Request
 from specdec.commit import Committer
 from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.history import History
 from specdec.kv import prefix
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
 from specdec.runner.pack import Lines
-from specdec.sampling import History, choose, draw, warp
+from specdec.sampling import choose, draw, warp
 from specdec.scheduler import Scheduler
 from specdec.tree import children
 from specdec.types import ROOT, Sequence, Span, Tree, Verdict

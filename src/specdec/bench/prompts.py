@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.config import ConfigError
 
 if TYPE_CHECKING:
-    from specdec.llm import TextTokenizer
+    from specdec.encoding import TextTokenizer
 
 DEFAULT = Path(__file__).with_name("prompts.jsonl")
 """Twenty-four prompts of six tasks, four each."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from specdec.bench.prompts import Prompt, digest
 from specdec.bench.provenance import model_name, provenance
@@ -75,7 +75,14 @@ class _Flight:
     began: float
     deliveries: list[tuple[float, int]]
     """When tokens came, and how many."""
-    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """A request that has ended."""
+
+    flight: _Flight
+    result: Result
 
 
 class _Side:
@@ -95,7 +102,7 @@ class _Side:
     def done(self) -> bool:
         return not self._waiting and not self._flights
 
-    def advance(self) -> list[_Flight]:
+    def advance(self) -> list[_Landing]:
         """Run until the oldest request gets tokens, in which others may get some too; those that ended."""
         began = time.perf_counter()
 
@@ -105,17 +112,16 @@ class _Side:
         while self._waiting and len(self._flights) < self._concurrency:
             prompt, moment = self._waiting.popleft(), now()
             self._flights.append(_Flight(prompt, self._llm.stream(self._ids[prompt.id], self._params), moment, []))
-        ended = []
+        ended: list[_Landing] = []
         for i, flight in enumerate(tuple(self._flights)):
             if i and not flight.stream.ready:
                 continue
             chunk = next(flight.stream)
             flight.deliveries.append((now(), len(chunk.tokens)))
             if chunk.result:
-                flight.result = chunk.result
                 flight.stream.close()
                 self._flights.remove(flight)
-                ended.append(flight)
+                ended.append(_Landing(flight, chunk.result))
         self.seconds = now()
         return ended
 
@@ -168,11 +174,11 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                 try:
                     while running := [mode for mode, part in parts.items() if not part.done]:
                         mode = min(running, key=lambda mode: parts[mode].seconds)
-                        for flight in parts[mode].advance():
-                            prompt, result = flight.prompt, cast(Result, flight.result)
+                        for landing in parts[mode].advance():
+                            prompt, result = landing.flight.prompt, landing.result
                             if mode == MODES[0] or temperature == 0 or not llm.engine.acceptance.by_chance:
                                 _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
-                            runs.append(_timing(mode, flight, turn, temperature))
+                            runs.append(_timing(mode, landing, turn, temperature))
                             served(prompt)
                 finally:
                     for part in parts.values():
@@ -247,8 +253,8 @@ def _check(prompt: Prompt, result: Result, expected: tuple[int, ...]) -> None:
         raise Changed(f"the runs of {prompt.id} gave different tokens, from token {at} on")
 
 
-def _timing(mode: str, flight: _Flight, turn: int, temperature: float) -> Timing:
-    result = cast(Result, flight.result)
+def _timing(mode: str, landing: _Landing, turn: int, temperature: float) -> Timing:
+    flight, result = landing.flight, landing.result
     first = next((moment for moment, tokens in flight.deliveries if tokens), None)
     return Timing(
         mode=mode,

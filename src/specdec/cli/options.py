@@ -42,15 +42,20 @@ def option(panel: str, *names: str, help: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
+ModelName = Annotated[str, option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")]
+Revision = Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a hub id.")]
+PrecisionName = Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")]
+Threads = Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")]
+Device = Annotated[str, option(_MODEL, help="Where the model runs.")]
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model, and how it runs."""
 
-    model: Annotated[str, option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
-        DEFAULT_MODEL
-    )
-    revision: Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
-    precision: Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
+    model: ModelName = DEFAULT_MODEL
+    revision: Revision = None
+    precision: PrecisionName = "auto"
     speculation: Annotated[
         str, option(_MODEL, help=f"off, auto, or drafters joined by commas: {', '.join(DRAFTERS)}. Changes the speed only.")
     ] = "auto"
@@ -61,14 +66,14 @@ class ModelOptions:
     acceptance: Annotated[
         str,
         option(_MODEL, help=f"How drafted tokens are accepted, one of {', '.join(ACCEPTANCES)}; see docs/rules.md."),
-    ] = "coupled"
+    ] = SpeculationConfig().acceptance
     max_nodes: Annotated[int | None, option(_MODEL, help="Most drafted tokens that one pass verifies.")] = None
-    threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
+    threads: Threads = None
     max_len: Annotated[int | None, option(_MODEL, help="Longest prompt and output together, in tokens.")] = None
     kv_format: Annotated[
         str, option(_MODEL, help=f"What keys and values are held in, one of {', '.join(KV_FORMATS)}; see docs/quality.md.")
     ] = AUTO
-    device: Annotated[str, option(_MODEL, help="Where the model runs.")] = "cpu"
+    device: Device = "cpu"
 
     def load(self, *, progress: bool, **settings: Any) -> LLM:
         from specdec.llm import LLM
@@ -93,13 +98,11 @@ class ModelOptions:
 class TargetOptions:
     """Which model, and how it runs, where nothing is drafted."""
 
-    model: Annotated[str, option(_MODEL, "--model", "-m", help="Alias, Hugging Face folder, .gguf file, or hub id.")] = (
-        DEFAULT_MODEL
-    )
-    revision: Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a hub id.")] = None
-    precision: Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")] = "auto"
-    threads: Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")] = None
-    device: Annotated[str, option(_MODEL, help="Where the model runs.")] = "cpu"
+    model: ModelName = DEFAULT_MODEL
+    revision: Revision = None
+    precision: PrecisionName = "auto"
+    threads: Threads = None
+    device: Device = "cpu"
 
     def load(self, **settings: Any) -> LLM:
         """Without drafters and without the self-test."""

@@ -55,9 +55,13 @@ class Drafter(ABC):
     prediction: str | None = None
     """Source of its nodes that come from a request's predicted text; None where it makes no use of that."""
 
+    def unread(self, sequence: Sequence) -> int:
+        """Rows of a sequence that ``read`` would take in."""
+        return 0
+
     def read(self, sequences: Many[Sequence]) -> None:  # noqa: B027
-        """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with the same ones:
-        what this takes is not counted as the price of asking, which would otherwise look too dear after every prompt."""
+        """Take in text of sequences that is new, where it is long (a prompt). Called before ``propose`` with those of its
+        sequences of which something is unread: what this takes comes once, and is not counted as the price of asking."""
 
     def weigh(self, token: float, row: float) -> None:  # noqa: B027
         """Told before ``propose``: the seconds that a token saves if it is accepted, and those that a verified row costs. A

@@ -1,63 +1,26 @@
 """Which drafters are asked, and how many of their nodes are verified: what a pass costs against what it may gain.
 
-Every node has a *chance*, the probability that it will be accepted: the drafter's own estimate, corrected by how often
-estimates of that kind came true. A pass emits one token and, on average, the sum of the chances of its nodes. Nodes of all
-sequences are taken together, best first, as many as make tokens per second largest (a child's chance never exceeds its
-parent's, so what is taken is a tree). Asking costs time as well: gates.py decides who is asked.
-
-What was proposed is scored against what was emitted, whether it was verified or not, so a drafter that has fallen silent
-need not be paid for with rows to show that it is right again. None of this can change a token.
+Every node has a *chance*, the probability that it will be accepted (chances.py). A pass emits one token and, on average, the
+sum of the chances of its nodes. Nodes of all sequences are taken together, best first, as many as make tokens per second
+largest (a child's chance never exceeds its parent's, so what is taken is a tree). Asking costs time as well: gates.py decides
+who is asked. None of this can change a token.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from specdec.draft.base import Drafter
+from specdec.draft.chances import Chances, Kind
 from specdec.draft.gates import GLANCES, GOOD, Gates, blend
 from specdec.draft.merge import Merge, overlay
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
 from specdec.tree import depths, main_path, prune
 from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
-
-Kind = tuple[str, int, int]
-"""Nodes whose chances are alike: their drafter and the class of its estimate; or the depth, where it makes none."""
-
-CLASSES = 8
-"""Classes of estimates, of equal width."""
-
-DEPTHS = 12
-"""Depths told apart where the drafter makes no estimates; deeper nodes count as the last of them."""
-
-MEMORY = 400, 30
-"""Nodes of a kind that are remembered over all sequences, and of one sequence: older ones fade."""
-
-WEIGHT = 6.0
-"""Nodes that a prior counts for: the drafter's estimate against all sequences, and these against one sequence."""
-
-PRIOR = 0.5
-"""Chance of a node without an estimate before anything is known, given its parent."""
-
-
-class Record:
-    """How often nodes of each kind were accepted where their parents were; older observations fade."""
-
-    def __init__(self, memory: int) -> None:
-        self._keep = 1 - 1 / memory
-        self._cells: dict[Kind, list[float]] = {}  # kind -> accepted, reached
-
-    def chance(self, kind: Kind, prior: float, weight: float) -> float:
-        """The share that was accepted, with ``weight`` imagined nodes of which ``prior`` were."""
-        cell = self._cells.get(kind)
-        return prior if cell is None else (cell[0] + weight * prior) / (cell[1] + weight)
-
-    def add(self, kind: Kind, accepted: bool) -> None:
-        cell = self._cells.setdefault(kind, [0.0, 0.0])
-        cell[0] = cell[0] * self._keep + accepted
-        cell[1] = cell[1] * self._keep + 1
 
 
 @dataclass(slots=True)
@@ -78,6 +41,8 @@ class _Plan:
     """Seconds that a token takes in plain decoding."""
     per_row: float = 0.0
     """Seconds that a verified node adds to the pass."""
+    first_row: float = 0.0
+    """Seconds that a node would add if few were verified."""
     fixed: bool = False
     """Is what is verified decided beforehand, and not by what it costs?"""
 
@@ -111,16 +76,13 @@ class Budget:
         self._stats = stats
         self._clock = clock
         self._by_chance, self._chains = by_chance, chains
-        self._record = Record(MEMORY[0])
-        self._known: dict[int, Record] = {}
+        self._chances = Chances()
         self._plans: dict[int, _Plan] = {}
         self._asked: dict[int, dict[str, bool]] = {}
         self._gates = Gates()
         self._chosen = 0.0
         self._since_glance, self._turn = 0, 0
         self._glance_every = GLANCES
-        self._token = self._row = 0.0
-        """Seconds that a token and a row of the pass are worth."""
         self._host = 0.0
         """Seconds of a step beside its pass and its drafting, running mean."""
 
@@ -132,16 +94,18 @@ class Budget:
             rows: of the pass without any draft, those of other sequences' prompts among them.
         """
         self._asked, self._plans = {}, {}
+        worth = None
         if not self._by_chance:
             limits = [0 if self._gates.rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
             if not any(limits):
                 return [Draft()] * len(sequences)
-            self._token, self._row = self._worth(len(sequences), rows)
+            worth = self._worth(len(sequences), rows)
+        ask = functools.partial(self._ask, worth)
         started = self._clock()
         if len(self._drafters) == 1:
-            proposed = self._ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
+            proposed = ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
         else:
-            proposed = overlay(self._drafters, sequences, limits, self._ask)
+            proposed = overlay(self._drafters, sequences, limits, ask)
         if not self._by_chance:
             for sequence, limit in zip(sequences, limits, strict=True):
                 if limit and sequence.id not in self._asked:
@@ -154,7 +118,7 @@ class Budget:
         plans = list(at.values())
         plain = self.costs.seconds(len(sequences))
         kept = self._choose(plans, len(sequences), rows, asked - started)
-        self._settle(plans, kept, rows, (self._host + plain) / len(sequences))
+        self._settle(plans, kept, rows, (self._host + plain) / len(sequences), worth[1] if worth else 0.0)
         for i, nodes in zip(at, kept, strict=True):
             if len(nodes) < len(proposed[i]):
                 proposed[i] = prune(proposed[i], nodes)
@@ -167,8 +131,20 @@ class Budget:
         row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
         return (self._host + plain) / max(1, n), row
 
-    def _ask(self, drafter: Drafter, sequences: Many[Sequence], limits: Many[int], found: Many[float]) -> list[Draft]:
-        """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others."""
+    def _ask(
+        self,
+        worth: tuple[float, float] | None,
+        drafter: Drafter,
+        sequences: Many[Sequence],
+        limits: Many[int],
+        found: Many[float],
+    ) -> list[Draft]:
+        """Ask a drafter for those sequences for which it pays or is due; empty drafts for the others.
+
+        Args:
+            worth: as ``Drafter.weigh`` takes it; None where costs play no part.
+            found: tokens of the drafts so far that are expected to be accepted.
+        """
         name = drafter.name
         drafts = [Draft()] * len(sequences)
         askers = [
@@ -176,13 +152,16 @@ class Budget:
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
             if limit > 0
             and _allowed(sequence, name)
-            and (self._gates.opens(sequence.id, (name, found[i] >= GOOD)) or self._fixed(sequence))
+            and (self._gates.opens(sequence, drafter, found[i] >= GOOD) or self._fixed(sequence))
         ]
         if not askers:
             return drafts
-        if not self._by_chance:
-            drafter.weigh(self._token, self._row)
-        drafter.read([sequences[i] for i in askers])
+        if worth:
+            drafter.weigh(*worth)
+        if unread := {i: n for i in askers if (n := drafter.unread(sequences[i]))}:
+            started = self._clock()
+            drafter.read([sequences[i] for i in unread])
+            self._gates.read(name, (self._clock() - started) / sum(unread.values()))
         started = self._clock()
         proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
         self._gates.asked(name, (self._clock() - started) / len(askers))
@@ -194,24 +173,8 @@ class Budget:
         return drafts
 
     def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
-        """The chance of each node: its parent's, times that of being the next token then."""
         depth = depths(draft.tree)
-        kinds: list[Kind] = []
-        chances: list[float] = []
-        if len(draft):
-            mine = self._known.setdefault(sequence.id, Record(MEMORY[1]))
-            estimates = draft.estimates
-            for node, (parent, source) in enumerate(zip(draft.tree.parents, draft.sources, strict=True)):
-                if estimates:
-                    above = estimates[parent] if parent != ROOT else 1.0
-                    prior = min(1.0, estimates[node] / above) if above > 0 else 0.0
-                    kind = source, 0, min(int(prior * CLASSES), CLASSES - 1)
-                else:
-                    prior = self._record.chance((source, 0, CLASSES), PRIOR, WEIGHT)  # of this drafter at any depth
-                    kind = source, min(depth[node], DEPTHS), CLASSES
-                chance = mine.chance(kind, self._record.chance(kind, prior, WEIGHT), WEIGHT)
-                kinds.append(kind)
-                chances.append(chance if parent == ROOT else chance * chances[parent])
+        kinds, chances = self._chances.of(sequence.id, draft, depth)
         return _Plan(draft, depth, kinds, chances, self._asked[sequence.id], fixed=self._fixed(sequence))
 
     def _fixed(self, sequence: Sequence) -> bool:
@@ -248,12 +211,12 @@ class Budget:
             kept[index].append(node)
         return kept
 
-    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int, per_token: float) -> None:
+    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int, per_token: float, first_row: float) -> None:
         """Note what is expected of the pass, and at which prices what comes of it will be weighed."""
         n = sum(map(len, kept))
         per_row = (self.costs.seconds(rows + n) - self.costs.seconds(rows)) / n if n else 0.0
         for plan, nodes in zip(plans, kept, strict=True):
-            plan.kept, plan.per_token, plan.per_row = nodes, per_token, per_row
+            plan.kept, plan.per_token, plan.per_row, plan.first_row = nodes, per_token, per_row, first_row
             plan.expected = 1 + sum(plan.chances[node] for node in nodes)
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -283,10 +246,11 @@ class Budget:
             else:
                 drafter.observe(step, forward, verdicts)
         if glance:
+            seconds = self._host + self.costs.seconds(len(verdicts))
+            self._gates.passed(self._since_glance * seconds)
+            self._glance_every = self._gates.glances(seconds, len(verdicts))
             self._since_glance = 0
             self._turn += GLANCES
-            seconds = self._host + self.costs.seconds(len(verdicts))
-            self._glance_every = self._gates.glances(seconds)
 
     def _let_watch(
         self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int], glance: bool
@@ -309,20 +273,12 @@ class Budget:
 
     def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
         draft = plan.proposed
-        right = {ROOT}  # nodes that agree with what was emitted
-        for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
-            depth = plan.depth[node]
-            if parent in right and depth <= len(emitted):
-                accepted = token == emitted[depth - 1]
-                kind = plan.kinds[node]
-                self._known[sequence.id].add(kind, accepted)
-                self._record.add(kind, accepted)
-                if not draft.estimates:
-                    self._record.add((kind[0], 0, CLASSES), accepted)
-                if accepted:
-                    right.add(node)
+        right = self._chances.score(sequence.id, draft, plan.depth, plan.kinds, emitted)
         saved = dict.fromkeys(plan.asked, 0.0)
-        hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
+        hits: dict[str, float] = {}  # what it would have saved to verify them alone
+        for node in right - {ROOT}:
+            source = self._drafter_of(draft.sources[node])
+            hits[source] = hits.get(source, 0.0) + plan.per_token - plan.first_row
         for node in plan.kept:
             source = self._drafter_of(draft.sources[node])
             if source in saved:
@@ -330,9 +286,9 @@ class Budget:
                 share = ((node in right) + plan.chances[node]) / 2
                 saved[source] += share * plan.per_token - plan.per_row
         for stats in (self._stats, sequence.stats):
-            stats.record_asks(plan.asked, hits)
+            stats.record_asks(plan.asked, hits.keys())
         for name, seconds in saved.items():
-            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, name in hits, plan.per_token)
+            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, hits.get(name, 0.0), plan.per_token)
         self._note(sequence, len(draft), tuple(plan.asked), plan.expected)
 
     def _drafter_of(self, source: str) -> str:
@@ -349,7 +305,7 @@ class Budget:
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended."""
-        self._known.pop(sequence.id, None)
+        self._chances.release(sequence.id)
         self._plans.pop(sequence.id, None)
         self._gates.release(sequence.id)
         for drafter in self._drafters:
@@ -357,8 +313,8 @@ class Budget:
 
     def clear(self) -> None:
         """Forget everything but the costs of passes, also what drafters learned; only between requests."""
-        self._record = Record(MEMORY[0])
-        self._known, self._plans = {}, {}
+        self._chances.clear()
+        self._plans = {}
         self._gates.clear()
         for drafter in self._drafters:
             drafter.clear()

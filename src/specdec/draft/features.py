@@ -93,6 +93,10 @@ class Features:
         self._norm = norm
         self._tracks: dict[int, Track] = {}
 
+    def __len__(self) -> int:
+        """Sequences that rows were taken of."""
+        return len(self._tracks)
+
     def collect(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> list[tuple[Sequence, Track]]:
         """Take the committed rows of a pass; called after the commit.
 

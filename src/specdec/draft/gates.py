@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from specdec.draft.base import Drafter
+from specdec.types import Sequence
+
 Door = tuple[str, bool]
 """A drafter, and whether others have already made a good draft."""
 
@@ -26,6 +29,9 @@ the prompt the same drafter saves less than where nothing was found."""
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
 
+PROMISING = 4
+"""So many times its price an ask could have saved after which the next one comes earlier."""
+
 LATER = 4
 """Passes before a drafter is first asked for a new sequence where it has not paid for others."""
 
@@ -40,16 +46,24 @@ class Gate:
     """Passes from one ask to the next."""
     waited: int = 0
 
-    def close(self, saved: float, right: bool, price: float, longest: int) -> None:
-        """After an ask: ``right`` if one of its tokens was the next one, ``price`` is what it costs, ``longest`` the most
-        passes to wait."""
+    def close(self, saved: float, could: float, price: float, spare: float) -> None:
+        """After an ask.
+
+        Args:
+            saved: seconds, what asking took not deducted.
+            could: those that it would have saved if all that was right had been verified, and nothing else.
+            price: what asking costs.
+            spare: what asking in vain may cost a pass.
+        """
         self.waited = 0
         # One very good draft is enough to open: text that begins to repeat goes on repeating.
         self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
         if self.saved >= price:
             self.interval = 1
+        elif could >= PROMISING * price:
+            self.interval = max(1, self.interval // 2)
         else:
-            self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
+            self.interval = max(1, min(2 * self.interval, math.ceil(price / spare)))
 
 
 @dataclass(slots=True)
@@ -74,8 +88,14 @@ class Gates:
         """Seconds in which a thrifty drafter observes one sequence, running mean: it does so seldom while it is not asked."""
         self._handling: float | None = None
         """Seconds of choosing among a sequence's nodes and scoring them, running mean; 0 in passes in which none is asked."""
+        self._reading: dict[str, float] = {}
+        """Seconds in which a drafter reads a row of a prompt, running mean."""
         self._saved: dict[Door, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._purse = 0.0
+        """Seconds saved up for prompts that are read for drafters which do not pay, that it may be seen when they begin to."""
+        self._wanted = 0.0
+        """The most that such a prompt would have taken: no more is saved up."""
 
     def __len__(self) -> int:
         """Sequences with gates."""
@@ -90,21 +110,38 @@ class Gates:
         row.rested += 1
         return True
 
-    def opens(self, sequence_id: int, door: Door) -> bool:
+    def opens(self, sequence: Sequence, drafter: Drafter, behind_others: bool) -> bool:
         """Is the drafter to be asked? Called once for every pass in which it could be and the sequence does not rest."""
-        row = self._rows.setdefault(sequence_id, _Row())
+        row = self._rows.setdefault(sequence.id, _Row())
         if row.rested:
-            for (_, behind_others), known in row.gates.items():
-                known.waited += 0 if behind_others else row.rested
+            for (_, behind), known in row.gates.items():
+                known.waited += 0 if behind else row.rested
             row.rested = 0
+        door = drafter.name, behind_others
         gate = row.gates.get(door)
         if gate is None:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
-            cost = self.cost(door[0])
+            cost = self.cost(drafter.name)
             saved = self._saved.get(door, math.e * cost)
+            if not self._affords(drafter.unread(sequence) * self._reading.get(drafter.name, 0.0), saved - cost, sequence.room):
+                return False
             gate = row.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
         gate.waited += 1
         return gate.waited >= gate.interval
+
+    def _affords(self, reading: float, gain: float, room: int) -> bool:
+        """May a prompt be read, which takes so long, for a drafter that is expected to gain so much by each ask?
+
+        A sequence may end long before it has no room left: within half of that it must have paid.
+        """
+        if not reading or gain * room / 2 >= reading:
+            return True
+        if gain < 0 and self._purse >= reading:
+            self._purse -= reading
+            return True
+        if gain < 0:
+            self._wanted = max(self._wanted, reading)
+        return False
 
     def rest(self, sequence_id: int) -> None:
         """No gate of the sequence opened in this pass: none will until the first is due."""
@@ -113,13 +150,14 @@ class Gates:
             waits = [gate.interval - gate.waited for (_, behind_others), gate in row.gates.items() if not behind_others]
             row.rest = max(0, min(waits, default=1) - 1)
 
-    def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:
-        """After an ask that saved so many seconds; ``per_token`` are those that a token takes in plain decoding."""
+    def close(self, sequence_id: int, door: Door, saved: float, could: float, per_token: float) -> None:
+        """After an ask that saved so many seconds, and ``could`` have saved so many (``Gate.close``); ``per_token`` are those
+        that a token takes in plain decoding."""
         row = self._rows.get(sequence_id)
         if row is None:
             return
         price = self.cost(door[0])
-        row.gates[door].close(saved, right, price, math.ceil(price / (PROBING * per_token)))
+        row.gates[door].close(saved, could, price, PROBING * per_token)
         mean = self._saved.get(door, math.e * price)
         self._saved[door] = mean + (saved - mean) / (4 * TRIALS)
 
@@ -127,18 +165,27 @@ class Gates:
         """Seconds that asking a drafter for a sequence brings with it."""
         return self._asking.get(name, 0.0) + self._watching.get(name, 0.0) + (self._handling or 0.0)
 
-    def glances(self, seconds: float) -> int:
+    def passed(self, seconds: float) -> None:
+        """A pass took so long."""
+        self._purse = min(self._purse + PROBING * seconds, self._wanted)
+
+    def glances(self, seconds: float, n: int) -> int:
         """From one pass in which thrifty drafters watch sequences that did not ask them to the next such pass.
 
         Args:
             seconds: of a pass.
+            n: its sequences.
         """
-        watching = max(self._watching.values(), default=0.0)
+        watching = min(n, GLANCES) * max(self._watching.values(), default=0.0)
         return max(GLANCES, math.ceil(watching / (PROBING * seconds)))
 
     def asked(self, name: str, seconds: float) -> None:
         """Asking took so long for a sequence."""
         self._asking[name] = blend(self._asking.get(name), seconds)
+
+    def read(self, name: str, seconds: float) -> None:
+        """Reading a row of a prompt took so long."""
+        self._reading[name] = blend(self._reading.get(name), seconds)
 
     def watched(self, name: str, seconds: float) -> None:
         """Observing took so long for a sequence."""
@@ -153,7 +200,8 @@ class Gates:
 
     def clear(self) -> None:
         """Forget everything but what choosing takes."""
-        self._rows, self._asking, self._watching, self._saved = {}, {}, {}, {}
+        self._rows, self._asking, self._watching, self._reading, self._saved = {}, {}, {}, {}, {}
+        self._purse = self._wanted = 0.0
 
 
 def blend(mean: float | None, value: float) -> float:

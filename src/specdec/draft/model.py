@@ -108,10 +108,14 @@ class ModelDrafter(Drafter):
         self.draws = draws
         self._drawings = Drawings(draws, config, target.model.shape.vocab_size, self._vocabulary)
 
+    def unread(self, sequence: Sequence) -> int:
+        text = self._missing(sequence, len(sequence.tokens) - 1)
+        n_rows = text.stop - text.start
+        return n_rows if n_rows > BLOCK_SIZE else 0
+
     def read(self, sequences: Many[Sequence]) -> None:
         self._settle()
-        missing = [self._missing(sequence, len(sequence.tokens) - 1) for sequence in sequences]
-        self._read([text for text in missing if text.stop - text.start > BLOCK_SIZE])
+        self._read([self._missing(sequence, len(sequence.tokens) - 1) for sequence in sequences])
 
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
         self._settle()

@@ -13,7 +13,6 @@ own until the pass is over, and are overwritten by what is fed next.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from specdec.draft.drawing import Drawing, Drawings
 from specdec.draft.expand import Growth
 from specdec.draft.features import Features, Track
 from specdec.draft.layers import Layers, Tables
+from specdec.draft.levels import Levels
 from specdec.kernels.head_pass import Races, RowList, Said
 from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
@@ -34,14 +34,8 @@ from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
 from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
-MOST_HELD = 256
-"""Rows that a sequence may hold unfed; with more they are fed at once, draft or no draft."""
-
-FADE = 32
-"""Levels of trees over which their seconds, and the chances of their best nodes, are averaged."""
-
-FORGET = 8
-"""Asks without a further level over which the seconds of one come down to those of the first."""
+MOST_HELD = 8192
+"""Rows that all sequences together may hold unfed; a sequence with more than its share of them is fed, draft or no draft."""
 
 
 @dataclass(slots=True)
@@ -101,24 +95,25 @@ class RecurrentDrafter(Drafter):
         self._last = h.n_modules - 1
         self.draws = draws
         self._drawings = Drawings(draws, config, a.vocab_size, self._vocabulary)
-        self._token, self._row = math.inf, 0.0
-        self._seconds = 0.0
-        """Of a level of a tree beyond the first, running mean."""
-        self._likely = 1.0
-        """Chance of a node's best child, running mean."""
+        self._levels = Levels()
 
     def weigh(self, token: float, row: float) -> None:
-        self._token, self._row = token, row
+        self._levels.weigh(token, row)
+
+    def unread(self, sequence: Sequence) -> int:
+        track = self._features.ready(sequence)
+        return track.n_held - 1 if track and track.fed == track.first else 0
 
     @torch.inference_mode()
     def read(self, sequences: Many[Sequence]) -> None:
         tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
-        self._read([(sequence, track) for sequence, track in tracks if track and track.fed == track.first])
+        self._read([(sequence, track) for sequence, track in tracks if track])
 
     @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         collected = self._features.collect(step, forward, verdicts)
-        self._read([(sequence, track) for sequence, track in collected if track.n_held > MOST_HELD])
+        share = MOST_HELD // max(1, len(self._features))
+        self._read([(sequence, track) for sequence, track in collected if track.n_held > share])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
@@ -229,6 +224,7 @@ class RecurrentDrafter(Drafter):
             said: after the last committed row of each.
             took: seconds that this took.
         """
+        self._levels.first(took)
         tables: Tables | None = None
         states = said.ends  # [S, d]
         leaves = [Leaf(owner, ROOT, [owner], [], []) for owner in range(len(known))]
@@ -236,14 +232,10 @@ class RecurrentDrafter(Drafter):
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
         for depth in range(1, self._depth + 1):
             self._add_children(said, leaves, growths)
-            parents = [self._worthwhile(growth) for growth in growths]
-            if not self._seconds:
-                self._seconds = took
-            if depth == self._depth or not self._pays(growths, parents):
-                if depth == 1 and took < self._seconds:
-                    # A level takes no longer than the first, which fetches the weights. Were what is known of levels too much,
-                    # none would be drafted that could show it.
-                    self._seconds += (took - self._seconds) / FORGET
+            parents = [self._levels.worthwhile(growth) for growth in growths]
+            if depth == self._depth or not self._levels.pays(growths, parents):
+                if depth == 1:
+                    self._levels.ended(took)
                 return
             began = time.perf_counter()
             module = min(depth, self._last)
@@ -286,29 +278,7 @@ class RecurrentDrafter(Drafter):
             races = _races([known[leaf.owner][0] for leaf in leaves], depth + 1)
             said, after = self._layers.run(module, self._layers.go_on(states, sources, carried), rows, tables, wanted, races)
             states = said.ends if after is None else after
-            mean = self._seconds
-            self._seconds += (min(time.perf_counter() - began, 4 * mean) - mean) / FADE
-
-    def _gain(self, growth: Growth, node: int) -> float:
-        """Seconds that a child of a node is expected to save, drafting it not deducted."""
-        return growth.values[node] * self._likely * self._token - self._row
-
-    def _worthwhile(self, growth: Growth | Drawing) -> list[int]:
-        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows; of a
-        drawn tree those that its shape says, whatever they cost."""
-        if isinstance(growth, Drawing):
-            return growth.next()
-        return [node for node in growth.next() if self._gain(growth, node) > 0]
-
-    def _pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
-        """Is what another level is expected to save more than the time it takes, or does a drawn tree have one?"""
-        saved = 0.0
-        for growth, nodes in zip(growths, parents, strict=True):
-            if isinstance(growth, Drawing):
-                saved += math.inf if nodes else 0.0
-            else:
-                saved += sum(self._gain(growth, node) for node in nodes)
-        return saved > self._seconds
+            self._levels.further(time.perf_counter() - began)
 
     def _add_children(self, said: Said, leaves: Many[Leaf], growths: Many[Growth | Drawing]) -> None:
         """Give every leaf its children, which are what was said after it."""
@@ -318,9 +288,7 @@ class RecurrentDrafter(Drafter):
                 growth.draw(leaf.node, said.logits[i])
                 continue
             growth.add(leaf.node, said.tokens[i], said.chances[i])
-            likely = said.chances[i][0]
-            if likely == likely:  # a number
-                self._likely += (min(likely, 1.0) - self._likely) / FADE
+            self._levels.likely(said.chances[i][0])
 
 
 def _races(sequences: Many[Sequence], depth: int) -> Races:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Histogram,
     Info,
     ProcessCollector,
     disable_created_metrics,
@@ -21,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from specdec.metrics.histogram import Histogram
 from specdec.metrics.snapshot import Snapshot
 
 REASONS = ("stop", "length", "abort", "error")
@@ -104,7 +104,9 @@ class ServerMetrics:
         return Counter(f"specdec:{name}", help, labels, registry=self._inner)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"specdec:{name}", help, buckets=buckets, registry=self._inner)
+        histogram = Histogram(f"specdec:{name}", help, buckets)
+        self._inner.register(histogram)
+        return histogram
 
 
 class _Labelled(Collector):

@@ -21,6 +21,7 @@ import torch
 import specdec
 from specdec import attention
 from specdec.config import BLOCK_SIZE, SamplingParams
+from specdec.history import History
 from specdec.kernels.base import Kernels
 from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.library import load
@@ -31,7 +32,6 @@ from specdec.models.base import Model
 from specdec.models.source import cache_folder
 from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
-from specdec.sampling import History
 from specdec.tree import chain
 from specdec.types import Draft, Sequence, Span, Step
 

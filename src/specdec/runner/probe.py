@@ -7,13 +7,13 @@ from torch import Tensor
 
 from specdec import attention
 from specdec.config import SamplingParams
+from specdec.history import History
 from specdec.kernels.base import Kernels
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.runner.compiled import make_runner
-from specdec.sampling import History
 from specdec.types import Sequence, Span, Step
 
 _EVERY_ROW = SamplingParams(prompt_logprobs=0)

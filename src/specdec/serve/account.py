@@ -121,7 +121,7 @@ class Accounts:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id = _id(headers)
+        state["request_id"] = request_id = id_of(headers)
         account: Account | None = None
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in ROUTES:
             state["account"] = account = Account(request_id, scope["path"], headers, self._tracing)
@@ -144,7 +144,8 @@ class Accounts:
                 account.end()
 
 
-def _id(headers: Headers) -> str:
+def id_of(headers: Headers) -> str:
+    """What a request is called: as its client does, or by a new name."""
     given = headers.get(ID_HEADER)
     return given if given and is_id(given) else uuid.uuid4().hex
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from specdec.engine import RequestError
 from specdec.metrics.prometheus import ServerMetrics
@@ -23,17 +23,25 @@ from specdec.text import Decoder, StopWatch, TextStream
 from specdec.types import Delta, FinishReason, Times, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What a client has not seen yet of a choice: its tokens ``[start, stop)`` and the text that became final with them."""
 
     choice: Choice
     start: int
     stop: int
+    ready: list[tuple[int, str]]
+    """The text in parts, each with the index of the token that released it."""
     text: str
-    texts: list[str]
-    """What of the text became final with each token; joined they are the text, unless its end came without a token."""
+    """All of them, joined."""
     finish_reason: FinishReason | None
+
+    @property
+    def texts(self) -> list[str]:
+        """What of the text became final with each token; joined they are the text, unless its end came without a token."""
+        texts = [""] * (self.stop - self.start)
+        for at, text in self.ready if texts else ():
+            texts[at - self.start] += text
+        return texts
 
     @property
     def tokens(self) -> list[int]:
@@ -89,6 +97,9 @@ class Choice:
         self.finish_reason = delta.finish_reason
         self._generation.received(self, delta.error, computed)
 
+    def flush(self) -> None:
+        self._generation.flush()
+
     def failed(self, error: ApiError) -> None:
         self._generation.failed(error)
 
@@ -106,10 +117,7 @@ class Choice:
             self._text.feed(token)
         ready = self._text.take() if reason is None else self._text.finish()
         self._taken, self.complete = stop, reason is not None
-        texts = [""] * (stop - start)
-        for at, text in ready if texts else ():
-            texts[at - start] += text
-        return Piece(self, start, stop, "".join(text for _, text in ready), texts, reason)
+        return Piece(self, start, stop, ready, "".join([text for _, text in ready]), reason)
 
 
 class Generation:
@@ -134,6 +142,12 @@ class Generation:
         self._decoder = decoder
         self._streamed = streamed
         self._news = asyncio.Event()
+        self._fresh = False
+        """Something came that neither ``write`` nor ``wait`` has been told of."""
+        self._fault: Exception | None = None
+        """Raised by ``write``."""
+        self.write: Callable[[], bool] | None = None
+        """Writes what is new of a stream there and then; False where it cannot, and whoever waits has to."""
         self._timer: asyncio.TimerHandle | None = None
         self._ids: list[int] = []
         self._left = 0
@@ -199,6 +213,12 @@ class Generation:
         """Wait until there is something to take: anything at all of a stream, everything otherwise; or until it is over."""
         await self._news.wait()
         self._news.clear()
+        if self._fault:
+            raise self._fault
+        self.sending()
+
+    def sending(self) -> None:
+        """What has come is being sent."""
         self._sending, self._computed = self._computed, None
 
     def delivered(self) -> None:
@@ -206,6 +226,11 @@ class Generation:
         if self._sending is not None:
             self._metrics.delivery.observe(time.perf_counter() - self._sending)
             self._sending = None
+
+    @property
+    def ending(self) -> bool:
+        """Has one of its sequences come to its end?"""
+        return any(choice.finish_reason for choice in self.choices)
 
     @property
     def finished(self) -> bool:
@@ -218,9 +243,7 @@ class Generation:
             return
         metrics = self._metrics
         if choice.passes:
-            gap = (computed - choice.passes[-1][0]) / n
-            for _ in range(n):
-                metrics.inter_token.observe(gap)
+            metrics.inter_token.observe((computed - choice.passes[-1][0]) / n, n)
         else:
             begun = choice.times.begun
             assert begun is not None
@@ -253,7 +276,18 @@ class Generation:
         if choice.finish_reason == "error":
             self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
         elif self._streamed or not self._left:
-            self._news.set()
+            self._fresh = True
+
+    def flush(self) -> None:
+        """All that a pass has given has been received."""
+        if self._fresh:
+            self._fresh = False
+            try:
+                written = self.write is not None and self.write()
+            except Exception as fault:  # which is for whoever waits
+                self._fault, written = fault, False
+            if not written:
+                self._news.set()
 
     def failed(self, error: ApiError) -> None:
         """The engine will say nothing more."""

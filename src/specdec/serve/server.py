@@ -7,17 +7,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specdec.config import ServeConfig
 from specdec.llm import LLM
 from specdec.serve.app import create_app
 from specdec.serve.service import Service
+from specdec.serve.stream import STRAIGHT
 
 if TYPE_CHECKING:
     from specdec.serve.tracing import Tracing
 
 LAST_SECONDS = 5
 """For what remains to be sent when all requests have been ended."""
+
+
+class _Straight:
+    """Hands the server's own ``send`` to the application, which may write the middle of a stream past all its layers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["state"][STRAIGHT] = send
+        await self._app(scope, receive, send)
 
 
 class Server(uvicorn.Server):
@@ -44,7 +58,7 @@ class Server(uvicorn.Server):
         self._ready = ready
         super().__init__(
             uvicorn.Config(
-                app,
+                _Straight(app),
                 host=host,
                 port=port,
                 ws="websockets-sansio",

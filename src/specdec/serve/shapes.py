@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Protocol
 
 from specdec.serve.generation import Choice, Generation, Piece
@@ -18,6 +20,14 @@ Json = dict[str, Any]
 
 FLOOR = -9999.0
 """Stands for the logarithm of zero, which JSON cannot hold."""
+
+
+def dump(value: Any) -> str:
+    """Strict JSON in ASCII: no client can take a line separator within a text for the end of a line."""
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # ``json.dumps`` would make one for every frame
 
 
 class Vocabulary(Decoder, Protocol):
@@ -35,18 +45,26 @@ class Shape(ABC):
         body: what was asked.
         model: the served name.
         vocabulary: the model's tokenizer.
+        with_logprobs: of the answer's tokens.
     """
 
     whole_kind: str
     chunk_kind: str
     prefix: str
+    plain: tuple[str, str]
+    """What stands before and after the text in a choice of a frame that has nothing but text, from its index on."""
 
-    def __init__(self, body: Body, model: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, body: Body, model: str, vocabulary: Vocabulary, *, with_logprobs: bool) -> None:
         self._body = body
         self._vocabulary = vocabulary
         self._head: Json = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._begun: set[int] = set()
         """Choices of which something was sent."""
+        self._counted = bool(with_logprobs or body.return_token_ids or body.stats)
+        """Somebody counts tokens, so there are frames for those without text too."""
+        before, after = self.plain
+        self._before = dump({"object": self.chunk_kind, **self._head})[:-1] + ',"choices":[{"index":'
+        self._text, self._after = before, after + "}]" + (',"usage":null' if body.usage_in_stream else "") + "}"
 
     def whole(self, generation: Generation, pieces: Iterable[Piece]) -> Json:
         """The answer to a request that is not streamed; one piece for each choice."""
@@ -54,8 +72,15 @@ class Shape(ABC):
         answer = {"object": self.whole_kind, **self._head, "choices": choices, "usage": usage(generation.choices)}
         return {**answer, **self._prompt_ids(generation.choices[0])}
 
-    def chunks(self, piece: Piece) -> list[Json]:
-        """The frames for what is new of a choice."""
+    def frames(self, piece: Piece) -> list[str]:
+        """The frames for what is new of a choice, as JSON."""
+        index = piece.choice.index
+        if self._counted or piece.finish_reason or index not in self._begun:
+            return [dump(frame) for frame in self._chunks(piece)]
+        # Nearly all frames are of this kind, and only the text differs.
+        return [f"{self._before}{index}{self._text}{quoted(piece.text)}{self._after}"] if piece.text else []
+
+    def _chunks(self, piece: Piece) -> list[Json]:
         opening = piece.choice.index not in self._begun
         self._begun.add(piece.choice.index)
         frames = []
@@ -68,11 +93,11 @@ class Shape(ABC):
             frames[0] |= self._prompt_ids(piece.choice)
         return frames
 
-    def last(self, generation: Generation) -> list[Json]:
+    def last(self, generation: Generation) -> list[str]:
         """What follows the last choice's last frame."""
         if not self._body.usage_in_stream:
             return []
-        return [{"object": self.chunk_kind, **self._head, "choices": [], "usage": usage(generation.choices)}]
+        return [dump({"object": self.chunk_kind, **self._head, "choices": [], "usage": usage(generation.choices)})]
 
     @abstractmethod
     def _finished(self, piece: Piece) -> Json:
@@ -113,10 +138,11 @@ class ChatShape(Shape):
     """``chat.completion`` and ``chat.completion.chunk``."""
 
     whole_kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    plain = ',"delta":{"content":', '},"logprobs":null,"finish_reason":null'
 
     def __init__(self, body: ChatBody, model: str, vocabulary: Vocabulary) -> None:
-        super().__init__(body, model, vocabulary)
         self._with_logprobs = bool(body.logprobs)
+        super().__init__(body, model, vocabulary, with_logprobs=self._with_logprobs)
 
     def _finished(self, piece: Piece) -> Json:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -140,9 +166,7 @@ class ChatShape(Shape):
             **self._extras(piece),
         }
         # Nothing to show yet, as within a character: no frame, unless somebody counts tokens.
-        shown = bool(
-            piece.text or piece.finish_reason or self._with_logprobs or self._body.return_token_ids or self._body.stats
-        )
+        shown = piece.text or piece.finish_reason or self._counted
         return [*([first] if opening else []), *([choice] if shown else [])]
 
     def _logprobs(self, piece: Piece) -> Json | None:
@@ -163,9 +187,10 @@ class CompletionShape(Shape):
     """``text_completion``, whole and streamed."""
 
     whole_kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    plain = ',"text":', ',"logprobs":null,"finish_reason":null'
 
     def __init__(self, body: CompletionBody, model: str, vocabulary: Vocabulary) -> None:
-        super().__init__(body, model, vocabulary)
+        super().__init__(body, model, vocabulary, with_logprobs=body.logprobs is not None)
         self._k = body.logprobs
         self._echo = bool(body.echo)
         self._places: dict[int, _Places] = {}
@@ -182,8 +207,7 @@ class CompletionShape(Shape):
 
     def _news(self, piece: Piece, opening: bool) -> list[Json]:
         choice = self._finished(piece)
-        counted = self._k is not None or self._body.return_token_ids or self._body.stats
-        return [choice] if choice["text"] or piece.finish_reason or counted else []
+        return [choice] if choice["text"] or piece.finish_reason or self._counted else []
 
     def _content(self, piece: Piece) -> tuple[str, Json | None]:
         """Text and log-probabilities of a piece, the prompt's before them where they are to be echoed."""

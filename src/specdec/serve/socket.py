@@ -11,7 +11,8 @@ from specdec.serve.errors import ApiError
 from specdec.serve.generation import Generation
 from specdec.serve.schema import Body, parse
 from specdec.serve.service import Service
-from specdec.serve.stream import DONE, dump, messages
+from specdec.serve.shapes import dump
+from specdec.serve.stream import DONE, messages
 
 WAITING = 8
 """Most requests of one connection that wait for an earlier one's answer."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType, coroutine
+from typing import Any, cast
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from specdec.serve.generation import Generation, Piece
-from specdec.serve.shapes import Shape
+from specdec.serve.shapes import Shape, dump
 
 _log = logging.getLogger(__name__)
 
@@ -24,13 +24,9 @@ DONE = "[DONE]"
 PACE_SECONDS = 0.1
 """A stream with a rate limit is sent what this time allows, or one token, at once."""
 
-
-def dump(value: Any) -> str:
-    """Strict JSON in ASCII: no client can take a line separator within a text for the end of a line."""
-    return _ENCODER.encode(value)
-
-
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # ``json.dumps`` would make one for every frame
+STRAIGHT = "straight"
+"""Where the state of a scope has the server's own ``send``, which no layer of the application has wrapped, and of which it is
+known that it may be called outside of a task."""
 
 
 class Reply(Response):
@@ -75,20 +71,140 @@ class Reply(Response):
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        async for frames in messages(self._generation, self._shape, self._rate):
-            if not started:
-                started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-            data = "".join([f"data: {frame}\n\n" for frame in frames]).encode()
-            try:
-                async with asyncio.timeout(self._stalled):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except TimeoutError:
-                _log.warning("a client took nothing for %g s and is given up", self._stalled)
-                return
-            self._generation.delivered()
-        if started:
+        straight = None if self._rate is not None else scope.get("state", {}).get(STRAIGHT)
+        async with Patience(self._stalled) as patience, _Shortcut(self._generation, self._shape, straight) as shortcut:
+            async for frames in messages(self._generation, self._shape, self._rate):
+                patience.begin()
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                await shortcut.clear()
+                await send(_events(frames))
+                patience.end()
+                self._generation.delivered()
+                shortcut.open = True
+        if started and not patience.lost:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _events(frames: list[str]) -> Message:
+    data = "".join([f"data: {frame}\n\n" for frame in frames]).encode()
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+class Patience:
+    """Gives up a client that takes nothing for so many seconds: leaves the ``async with`` block.
+
+    One timer for the whole of a stream, since nearly everything that is sent is taken at once.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self.lost = False
+
+    def begin(self) -> None:
+        """Something is being sent from now on."""
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        """It has been taken."""
+        self._since = None
+
+    async def __aenter__(self) -> Patience:
+        self._limit = asyncio.timeout(None)
+        await self._limit.__aenter__()
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self._timer.cancel()
+        try:
+            await self._limit.__aexit__(kind, error, at)
+        except TimeoutError:
+            self.lost = True
+            _log.warning("a client took nothing for %g s and is given up", self._seconds)
+        return self.lost
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        since = now if self._since is None else self._since
+        if now - since >= self._seconds:
+            self._limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(since + self._seconds, self._look)
+
+
+class _Shortcut:
+    """Writes what comes in the middle of a stream there and then, instead of waking its task for it.
+
+    A pass has a token for each of many streams, and the last of them waits for all others.
+
+    Args:
+        send: the server's own; None: there is no shortcut.
+    """
+
+    def __init__(self, generation: Generation, shape: Shape, send: Send | None) -> None:
+        self._generation, self._shape, self._send = generation, shape, send
+        self._rest: asyncio.Task[None] | None = None
+        """Sends the rest of what could not be written at once."""
+        self.open = False
+        """The response has begun, and its task sends nothing."""
+
+    async def clear(self) -> None:
+        """Close it, and wait until all that was written here has gone."""
+        self.open = False
+        if self._rest:
+            await self._rest
+            self._rest = None
+
+    def _is_clear(self) -> bool:
+        if self._rest and self._rest.done() and not self._rest.exception():
+            self._rest = None
+        return self._rest is None
+
+    def _write(self) -> bool:
+        generation = self._generation
+        if not self.open or generation.ending or not self._is_clear():
+            return False
+        generation.sending()
+        frames = [frame for piece in _take(generation, None) for frame in self._shape.frames(piece)]
+        if not frames:
+            return True
+        assert self._send is not None
+        sending = cast(Coroutine[Any, Any, None], self._send(_events(frames)))
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            generation.delivered()
+        else:  # the client is slow: what follows waits for this, and goes the long way
+            self._rest = asyncio.ensure_future(_go_on(sending, waits_for))
+        return True
+
+    async def __aenter__(self) -> _Shortcut:
+        if self._send:
+            self._generation.write = self._write
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._generation.write = None
+        if self._rest:
+            self._rest.cancel()
+
+
+async def _go_on(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    """The rest of a coroutine that was begun outside of any task, and waits for something."""
+    await _resumed(begun, waits_for)
+
+
+@coroutine
+def _resumed(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    try:
+        yield waits_for
+        yield from begun
+    finally:
+        begun.close()
 
 
 _SSE_HEADERS = [
@@ -117,9 +233,9 @@ async def messages(generation: Generation, shape: Shape, rate: float | None) -> 
                 break
             if rate is not None:
                 due = max(due, time.perf_counter()) + sum(piece.stop - piece.start for piece in pieces) / rate
-            frames = [dump(frame) for piece in pieces for frame in shape.chunks(piece)]
+            frames = [frame for piece in pieces for frame in shape.frames(piece)]
             if generation.finished and generation.error is None:
-                yield [*frames, *map(dump, shape.last(generation)), DONE]
+                yield [*frames, *shape.last(generation), DONE]
                 return
             if frames:
                 begun = True

@@ -28,7 +28,7 @@ from specdec.types import Delta, Speculation, Stopper, Times
 
 _log = logging.getLogger(__name__)
 
-SWITCH_SECONDS = 5e-4
+SWITCH_SECONDS = 5e-5
 """Python's default lets one thread keep the other waiting for 5 ms, which is a whole pass of a small model."""
 
 
@@ -41,6 +41,10 @@ class Listener(Protocol):
 
     def receive(self, delta: Delta, computed: float) -> None:
         """Take what a pass added; ``computed`` is the time (perf_counter) at which the pass ended."""
+        ...
+
+    def flush(self) -> None:
+        """Everything that the pass added has been received, by all listeners."""
         ...
 
     def failed(self, error: ApiError) -> None:
@@ -151,15 +155,24 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._obey():
-                deltas = self._engine.step()
-                computed = time.perf_counter()
-                self._observe()
-                if deltas:
-                    self._tell(self._deliver, deltas, computed)
+                self._advance()
         except BaseException:
             _log.exception("the engine has failed; all requests end with an error")
             self.snapshot = self.snapshot.at_rest()
             self._tell(self._fail)
+
+    def _advance(self) -> None:
+        """Run a pass. Its numbers are copied while its tokens are on their way, unless an answer is whole: whoever has that
+        finds it counted."""
+        deltas = self._engine.step()
+        computed = time.perf_counter()
+        ended = any(delta.finish_reason for delta in deltas)
+        if ended:
+            self._observe()
+        if deltas:
+            self._tell(self._deliver, deltas, computed)
+        if not ended:
+            self._observe()
 
     def _obey(self) -> bool:
         """Carry out what was asked since the last pass, waiting while there is nothing to compute; False ends the thread."""
@@ -228,6 +241,7 @@ class Worker:
             command.started.set_exception(error)
 
     def _deliver(self, deltas: list[Delta], computed: float) -> None:
+        heard = []
         for delta in deltas:
             listener = self._listeners.get(delta.sequence_id)
             if listener is None:
@@ -235,6 +249,9 @@ class Worker:
             if delta.finish_reason is not None:
                 del self._listeners[delta.sequence_id]
             listener.receive(delta, computed)
+            heard.append(listener)
+        for listener in heard:
+            listener.flush()
 
     def _fail(self) -> None:
         self.failed = True

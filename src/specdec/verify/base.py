@@ -1,4 +1,4 @@
-"""What a verification rule is, and what it is given."""
+"""What a verification rule is, what it is given, and how its verdict is put together from where it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
-from specdec.types import Draft, Siblings, Verdict
+from specdec.types import ROOT, Draft, Siblings, Tree, Verdict
 
 Law: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
 """(node, tokens of the path down to it) -> [V] float64, the target's probabilities of the token after that path; the node is
@@ -47,3 +47,14 @@ class Rule:
     too. Every rule takes deterministic nodes, and each of its kind takes a chain."""
     paper: str
     summary: str
+
+
+def ending(tree: Tree, node: int, p: Tensor | None, chance: Chance) -> Verdict:
+    """The verdict whose path leads to ``node``, and then a token of the law ``p`` [V]; None: nothing can follow the node."""
+    path: list[int] = []
+    while node != ROOT:
+        path.insert(0, node)
+        node = tree.parents[node]
+    if p is None:
+        return Verdict(tuple(path[:-1]), tree.tokens[path[-1]])
+    return Verdict(tuple(path), chance.draw(p))

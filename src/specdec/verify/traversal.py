@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.sampling import SamplingError
 from specdec.tree import path_tokens
 from specdec.types import ROOT, Draft, Verdict
-from specdec.verify.base import Chance, Law
+from specdec.verify.base import Chance, Law, ending
 from specdec.verify.block import staying
 from specdec.verify.rows import check_distinct, drawn, excess, odds
 
@@ -50,10 +50,4 @@ def traversal(draft: Draft, law: Law, chance: Chance) -> Verdict:
         laws[parent], mass = excess(above, draft, left[parent].pop(0), kept[parent])
         kept[parent] = staying(kept[parent], mass)
         node = parent
-    path: list[int] = []
-    while node != ROOT:
-        path.insert(0, node)
-        node = tree.parents[node]
-    if p is None:
-        return Verdict(tuple(path[:-1]), tree.tokens[path[-1]])
-    return Verdict(tuple(path), chance.draw(p))
+    return ending(tree, node, p, chance)

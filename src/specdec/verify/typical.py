@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.sampling import SamplingError
 from specdec.tree import path_tokens
 from specdec.types import ROOT, Draft, Verdict
-from specdec.verify.base import Chance, Law
+from specdec.verify.base import Chance, Law, ending
 
 EPSILON = 0.09
 """A token more likely than this always stays."""
@@ -35,13 +35,7 @@ def typical(draft: Draft, law: Law, chance: Chance) -> Verdict:
             stays[node] = depth + 1, total + math.log(likely)
     node = max(stays, key=lambda node: stays[node])
     p = _law(laws, law, draft, node)
-    path: list[int] = []
-    while node != ROOT:
-        path.insert(0, node)
-        node = tree.parents[node]
-    if p is None:
-        return Verdict(tuple(path[:-1]), tree.tokens[path[-1]])
-    return Verdict(tuple(path), chance.draw(p))
+    return ending(tree, node, p, chance)
 
 
 def threshold(p: Tensor) -> float:

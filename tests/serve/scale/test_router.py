@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import httpx
 import pytest
 from serving import error_of, frames_of
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from specdec.config import ServeConfig
 from specdec.serve.scale.replicas import Asked, BrokenOff, NoReplica
@@ -187,3 +189,57 @@ def test_a_client_that_goes_ends_what_was_asked() -> None:
     }
     asyncio.run(asyncio.wait_for(router({**scope, "scheme": "http", "root_path": ""}, receive, send), 5))
     assert answer.closed == 1
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Facts of the requests whose accounts ended."""
+    return [record.facts for record in caplog.records if record.getMessage() == "request ended"]  # type: ignore[attr-defined]
+
+
+def test_what_the_router_refuses_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """As what replicas refuse is; what they refuse themselves only they tell of."""
+    caplog.set_level(logging.INFO, "specdec")
+    router = Router(Script(Scripted("a", 400, JSON, [b"{}"])), ServeConfig(max_body_bytes=2000))
+    client = TestClient(router)
+    assert client.post("/v1/completions", content=b"{").status_code == 400
+    assert told(caplog) == []
+    large = client.post("/v1/completions", content=b"x" * 2001, headers={"x-request-id": "mine"})
+    unanswered = client.post("/v1/chat/completions", content=b"{}", headers={"x-request-id": "not one"})
+    assert (large.status_code, unanswered.status_code) == (413, 503)
+    router.closing = True
+    assert client.get("/health").status_code == 503
+    first, second = told(caplog)
+    assert first.pop("seconds") >= 0
+    assert first == {
+        "request_id": "mine",
+        "route": "/v1/completions",
+        "status": 413,
+        "error": error_of(large)["message"],
+        "code": "body_too_large",
+    }
+    assert large.headers["x-request-id"] == "mine"
+    assert unanswered.headers["x-request-id"] == second["request_id"] != "not one"
+    assert (second["route"], second["code"]) == ("/v1/chat/completions", "no_replica")
+    text = client.get("/metrics").text
+    assert "specdec:x 1\n" in text
+    assert 'specdec:router_requests_refused_total{status="413"} 1.0' in text
+    assert 'specdec:router_requests_refused_total{status="503"} 2.0' in text
+
+
+def test_refusals_through_a_websocket_are_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Of the connection, and of each message on one."""
+    caplog.set_level(logging.INFO, "specdec")
+    models = Scripted("a", 200, JSON, [b"{}"])
+    router = Router(Script(models), ServeConfig())
+    client = TestClient(router)
+    with client.websocket_connect("/v1/completions", headers={"x-request-id": "mine"}) as socket:
+        for _ in range(2):
+            socket.send_text('{"prompt": "p"}')
+            assert json.loads(socket.receive_text())["error"]["code"] == "no_replica"
+            assert socket.receive_text() == "[DONE]"
+    with pytest.raises(WebSocketDenialResponse), client.websocket_connect("/v1/nothing"):
+        pass
+    facts = told(caplog)
+    assert [one["request_id"] for one in facts[:2]] == ["mine-1", "mine-2"]
+    assert [(one["route"], one["status"]) for one in facts[2:]] == [("/v1/nothing", 404)]
+    assert router.refused == {503: 2, 404: 1}

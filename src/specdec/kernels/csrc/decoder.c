@@ -9,7 +9,6 @@
 #include "kv.h"
 #include "pass.h"
 #include "pointwise.h"
-#include "products.h"
 #include "rows.h"
 #include "threads.h"
 
@@ -18,12 +17,6 @@
 #define CHUNK 131072      // bytes of weights that one chunk streams at most, where there are more than a few for each thread
 #define WIDTH 32          // most likely tokens of a row among which its candidates are (kernels/base.py)
 #define GRAIN 1536        // groups of 16 channels times (2 + rows) that are worth a thread
-
-// The rows of a product in the forms that its parts take.
-typedef struct {
-  float *x;     // [rows, k]
-  RowGroup *q;  // [rows, k / 32]
-} Input;
 
 typedef struct Run {
   const Decoder *decoder;
@@ -43,43 +36,11 @@ typedef struct Run {
   int64_t first, units, chunks;  // `first` is the first unit
 } Run;
 
-// Blocks [first, last) of sixteen channels for some rows from `row` on: y = x W^T, or add + x W^T. y and add point at the
-// first row and channel; a row of theirs is ld long.
-static void product(const Matrix *m, const Input *in, int64_t row, int64_t rows, int64_t first, int64_t last, float *y,
-                    const float *add, int64_t ld) {
-  const int64_t groups = m->k / GROUP;
-  int64_t at = 0;
-  for (const Part *p = m->parts; p < m->parts + m->n_parts; p++) {
-    const int64_t blocks = (p->n + LANES - 1) / LANES, lo = first > at ? first : at, hi = least(last, at + blocks);
-    if (lo < hi) {
-      float *to = y + (lo - first) * LANES;
-      const float *from = add ? add + (lo - first) * LANES : 0;
-      if (p->kind <= Q8)
-        block_channels(p->data, p->kind == Q4, in->q + row * groups, rows, groups, p->n, lo - at, hi - at, to, from, ld);
-      else dense_channels(p->data, p->kind == BF16, in->x + row * m->k, rows, m->k, p->n, lo - at, hi - at, to, from, ld);
-    }
-    at += blocks;
-  }
-}
-
-static void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int64_t n, int64_t ld) {
-  if (!m->bias) return;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
-}
-
 static void region_chunk(void *context, int64_t i) {
   const Run *run = context;
   const int64_t c = i % run->chunks, row = i / run->chunks * SLAB;
   run->work(run, run->first + part(run->units, run->chunks, c), run->first + part(run->units, run->chunks, c + 1), row,
             least(SLAB, run->rows - row));
-}
-
-// While what comes before the product of a matrix of one part is being done, threads without work fetch its beginning.
-// Gate and up are two ranges, for a thread takes the same channels of both.
-static void announce(const Matrix *m, int halves) {
-  const int64_t bytes = bytes_of(m), half = halves ? bytes / 2 : bytes;
-  if (m->n_parts == 1) specdec_ahead(m->parts->data, half, (const char *)m->parts->data + half, bytes - half);
 }
 
 // Work on a product, or on part of it: on ranges of `units` from `first` on, of `all` that it has, for slabs of rows.
@@ -304,11 +265,7 @@ static void finish(Run *run) {
                                    p->names, p->candidates, p->chances);
 }
 
-// Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
-// logits mean nothing.
-KERNEL(int, decode)(const Decoder *d, const Pass *p) {
-  int wrong = check(d, p);
-  if (wrong || !p->rows) return wrong;
+static int run_pass(const Decoder *d, const Pass *p) {
   const int64_t rows = p->rows, width = d->heads * d->hd, taken = d->layers->qkv.k, fused = d->fuse.n_parts ? d->fuse.k : 0;
   const int64_t widest = width > taken ? width : taken;
   const size_t floats = (size_t)(rows * (4 * widest + width + d->ffn + fused));
@@ -322,8 +279,23 @@ KERNEL(int, decode)(const Decoder *d, const Pass *p) {
              .hidden = {f + 4 * rows * widest + rows * width, memory + rows * (taken + width) / GROUP},
              .fused = {f + 4 * rows * widest + rows * (width + d->ffn), memory + rows * (taken + width + d->ffn) / GROUP}};
   begin(&run);
+  int wrong = OK;
   for (int64_t i = 0; i < d->n_layers && !wrong; i++) wrong = run_layer(&run, i);
   if (!wrong && p->n_wanted) finish(&run);
   free(memory);
+  return wrong;
+}
+
+// Returns 0, or what is wrong: 1 a row, 2 a block id, 3 no memory, 4 a token outside the vocabulary. Where it is not 0 the
+// logits mean nothing.
+KERNEL(int, decode)(const Decoder *d, const Pass *p) {
+  int wrong = check(d, p);
+  if (wrong || !p->rows) return wrong;
+  if (p->n_wanted || d->n_layers > 1 || (p->taps && p->taps[0])) return run_pass(d, p);
+  // A single layer only stores what rows leave in it, each for itself: a few at a time, whose activations stay in the cache.
+  for (int64_t row = 0; row < p->rows && !wrong; row += 2 * SLAB) {
+    const Pass part = rows_of_pass(p, row, least(2 * SLAB, p->rows - row));
+    wrong = run_pass(d, &part);
+  }
   return wrong;
 }

@@ -6,7 +6,9 @@
 
 #include "blocks.h"
 #include "decoder.h"
+#include "products.h"
 #include "rows.h"
+#include "threads.h"
 
 static inline int has(const Matrix *m, int blocks) {
   for (int64_t i = 0; i < m->n_parts; i++)
@@ -20,6 +22,44 @@ static inline int64_t bytes_of(const Matrix *m) {
   for (int64_t i = 0; i < m->n_parts; i++)
     bytes += (m->parts[i].n + LANES - 1) / LANES * m->k / GROUP * per_group[m->parts[i].kind];
   return bytes;
+}
+
+// The rows of a product in the forms that its parts take.
+typedef struct {
+  float *x;     // [rows, k]
+  RowGroup *q;  // [rows, k / 32]
+} Input;
+
+// Blocks [first, last) of sixteen channels for some rows from `row` on: y = x W^T, or add + x W^T. y and add point at the
+// first row and channel; a row of theirs is ld long.
+static inline void product(const Matrix *m, const Input *in, int64_t row, int64_t rows, int64_t first, int64_t last,
+                           float *y, const float *add, int64_t ld) {
+  const int64_t groups = m->k / GROUP;
+  int64_t at = 0;
+  for (const Part *p = m->parts; p < m->parts + m->n_parts; p++) {
+    const int64_t blocks = (p->n + LANES - 1) / LANES, lo = first > at ? first : at, hi = least(last, at + blocks);
+    if (lo < hi) {
+      float *to = y + (lo - first) * LANES;
+      const float *from = add ? add + (lo - first) * LANES : 0;
+      if (p->kind <= Q8)
+        block_channels(p->data, p->kind == Q4, in->q + row * groups, rows, groups, p->n, lo - at, hi - at, to, from, ld);
+      else dense_channels(p->data, p->kind == BF16, in->x + row * m->k, rows, m->k, p->n, lo - at, hi - at, to, from, ld);
+    }
+    at += blocks;
+  }
+}
+
+static inline void add_bias(const Matrix *m, int64_t first, float *y, int64_t rows, int64_t n, int64_t ld) {
+  if (!m->bias) return;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < n; c++) y[r * ld + c] += m->bias[first + c];
+}
+
+// While what comes before the product of a matrix of one part is being done, threads without work fetch its beginning.
+// Gate and up are two ranges, for a thread takes the same channels of both.
+static inline void announce(const Matrix *m, int halves) {
+  const int64_t bytes = bytes_of(m), half = halves ? bytes / 2 : bytes;
+  if (m->n_parts == 1) specdec_ahead(m->parts->data, half, (const char *)m->parts->data + half, bytes - half);
 }
 
 // Row `id` of a matrix of one part, as quant/blocks.py reads it.
@@ -68,6 +108,22 @@ static inline void keep(const Pass *p, void *rows, size_t bytes) {
   char *x = rows;
   for (int64_t i = 0; i < p->n_wanted; i++)
     if (p->wanted[i] != i) memcpy(x + (size_t)i * bytes, x + (size_t)p->wanted[i] * bytes, bytes);
+}
+
+// `rows` rows of a pass from `first` on, as a pass without wanted rows.
+static inline Pass rows_of_pass(const Pass *p, int64_t first, int64_t rows) {
+  Pass part = *p;
+  part.rows = rows;
+  part.n_wanted = 0;
+  part.tokens += first;
+  part.angle += first;
+  part.sequence += first;
+  part.slot += first;
+  part.prefix += first;
+  part.path += first * p->path_width;
+  part.n_path += first;
+  if (p->inputs) part.inputs += first * p->per_row;
+  return part;
 }
 
 // The wanted rows of a pass as a pass of their own, which looks for everything else where the other does; null without memory.

@@ -11,24 +11,26 @@ import asyncio
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from prometheus_client.core import CounterMetricFamily
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from specdec.config import ServeConfig
+from specdec.serve.account import ID_HEADER, ROUTES, Account, id_of
 from specdec.serve.body import SMALL, read_body
 from specdec.serve.errors import ApiError, shutting_down
+from specdec.serve.scale.figures import rendered
 from specdec.serve.scale.prefix import keys
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica, Replicas
 
 _log = logging.getLogger(__name__)
-
-GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 FULL_OR_GONE = (429, 503)
 """What a replica answers that cannot take a request now; another one may."""
@@ -55,6 +57,8 @@ class Router:
         """No new requests: the server is about to stop."""
         self.retries = 0
         """Requests that were asked again because a replica had gone."""
+        self.refused: Counter[int] = Counter()
+        """Requests that were refused here, by status; of those that a replica refuses, its own figures tell."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -62,10 +66,13 @@ class Router:
 
             await RoutedConversation(self, WebSocket(scope, receive, send)).run()
         elif scope["type"] == "http":
+            account = account_of(HTTPConnection(scope))
             try:
                 response = await self._own(scope["path"]) or await self._routed(Request(scope, receive), send)
             except ApiError as error:
-                response = error_response(error)
+                told = scope["method"] == "POST" and scope["path"] in ROUTES
+                response = self.refuse(error, account if told else None)
+                response.headers[ID_HEADER] = account.request_id
             except ClientDisconnect:
                 return
             if response:
@@ -79,8 +86,24 @@ class Router:
             healthy, detail = self.replicas.health()
             return JSONResponse({"status": "ok" if healthy else "unavailable", **detail}, 200 if healthy else 503)
         if path == "/metrics":
-            return Response(await self.replicas.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+            text = await self.replicas.metrics() + self._metrics()
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         return None
+
+    def refuse(self, error: ApiError, account: Account | None) -> Response:
+        """The response to a request that no replica has answered. It is counted, and its account, if it has one, ends."""
+        self.refused[error.status] += 1
+        if account:
+            account.status, account.error = error.status, error
+            account.end()
+        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+    def _metrics(self) -> bytes:
+        name, help = "specdec:router_requests_refused", "Requests that the router refused itself"
+        refused = CounterMetricFamily(name, help, labels=("status",))
+        for status, n in sorted(self.refused.items()):
+            refused.add_metric((str(status),), n)
+        return rendered([refused])
 
     async def _routed(self, request: Request, send: Send) -> Response | None:
         """Pass on an answer; a response where there is none. What it does ends when the client goes."""
@@ -106,7 +129,7 @@ class Router:
         """The request as it goes to replicas: with a seed, and the keys of its prompt."""
         url = request.url
         found: list[bytes] = []
-        if url.path in GENERATING and data:
+        if url.path in ROUTES and data:
             tenant = request.headers.get("authorization", "")
             if len(data) <= SMALL:
                 data, found = prepared(data, tenant)
@@ -239,5 +262,7 @@ def passed_on(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name not in OURS]
 
 
-def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+def account_of(connection: HTTPConnection, part: int | None = None) -> Account:
+    """Of a request that has just come, to be ended only where no replica tells of it; ``part`` counts those of a WebSocket."""
+    name = id_of(connection.headers)
+    return Account(name if part is None else f"{name}-{part}", connection.url.path, connection.headers, None)

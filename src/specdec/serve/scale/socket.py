@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from itertools import count
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from specdec.serve.account import ROUTES
 from specdec.serve.errors import ApiError, shutting_down
 from specdec.serve.scale.replicas import Asked, BrokenOff
-from specdec.serve.scale.router import GENERATING, Router, broken_off, error_response, passed_on, streams
+from specdec.serve.scale.router import Router, account_of, broken_off, passed_on, streams
 
 WAITING = 8
 """Most requests of one connection that wait for an earlier one's answer; as in a single server."""
@@ -29,12 +31,13 @@ class RoutedConversation:
 
     async def run(self) -> None:
         """Answer until the client goes."""
+        account = account_of(self._socket)
         try:
             if denial := await self._denied():
                 await self._socket.send_denial_response(denial)
                 return
         except ApiError as error:
-            await self._socket.send_denial_response(error_response(error))
+            await self._socket.send_denial_response(self._router.refuse(error, account))
             return
         await self._socket.accept()
         reading = asyncio.ensure_future(self._read())
@@ -50,7 +53,7 @@ class RoutedConversation:
         """The answer to a client that may not connect: what the list of models says to it."""
         if self._router.closing:
             raise shutting_down()
-        if self._socket.url.path not in GENERATING:
+        if self._socket.url.path not in ROUTES:
             raise ApiError(404, "there is no WebSocket here")
         headers = [(name, value) for name, value in self._socket.headers.raw if name == b"authorization"]
         async with aclosing(self._router.answers(Asked("GET", "/v1/models", "", headers, b"", []))) as answers:
@@ -84,11 +87,13 @@ class RoutedConversation:
 
     async def _answer_all(self) -> None:
         try:
-            while True:
+            for part in count(1):
                 text = await self._inbox.get()
+                account = account_of(self._socket, part)
                 try:
                     await self._answer(text)
                 except ApiError as error:
+                    self._router.refuse(error, account)
                     await self._send(json.dumps(error.body), "[DONE]")
         except (WebSocketDisconnect, TimeoutError):
             pass  # it went, or took nothing for too long

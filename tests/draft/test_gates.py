@@ -1,0 +1,105 @@
+"""When drafters are asked: exactly counted, and never for more than a small share of the time where they do not pay."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence as Many
+
+import pytest
+from drafting import sequence
+
+from specdec.draft.base import Drafter
+from specdec.draft.gates import GLANCES, PROBING, Gates
+from specdec.types import Draft, Sequence
+
+PASS, PRICE, ROW = 4.0, 0.5, 0.01
+"""Seconds of a pass, of an ask, and of reading a row of a prompt."""
+
+
+class Reader(Drafter):
+    """Has so many rows of every prompt to read; it is asked by nobody here."""
+
+    def __init__(self, name: str, rows: int = 0) -> None:
+        self.name, self.rows = name, rows
+
+    def unread(self, sequence: Sequence) -> int:
+        return self.rows
+
+    def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
+        raise AssertionError("not asked here")
+
+
+def gates_of(saved: float) -> Gates:
+    """Where a drafter is known to save so much by an ask."""
+    gates = Gates()
+    gates.asked("a", PRICE)
+    gates.read("a", ROW)
+    for number in range(-200, 0):
+        row = sequence([1], number=number)
+        assert gates.opens(row, Reader("a"), False) or saved < PRICE
+        gates.close(number, ("a", False), saved, 0.0, PASS)
+        gates.release(number)
+    return gates
+
+
+@pytest.mark.parametrize("room", [20, 200, 2000])
+@pytest.mark.parametrize("rows", [100, 1000, 10_000])
+def test_a_prompt_is_read_where_that_can_be_expected_to_pay(rows: int, room: int) -> None:
+    """By what half the tokens that may still come would gain."""
+    saved = 0.9
+    opens = gates_of(saved).opens(sequence([1], room=room), Reader("a", rows), False)
+    assert opens == ((saved - PRICE) * room / 2 >= rows * ROW)
+
+
+def test_reading_for_a_drafter_that_does_not_pay_takes_no_larger_share_than_probing() -> None:
+    """Sequences of 50 tokens, all of them new: reading the prompt of each would take half as long again. It is never read for
+    so many that it shows, and never for none at all: else nobody would see that the drafter has begun to pay."""
+    gates, reader = gates_of(0.0), Reader("a", 1000)
+    n_read = n_passes = 0
+    for number in range(400):
+        row = sequence([1], number=number)
+        for _ in range(50):
+            if gates.opens(row, reader, False):
+                n_read += 1
+                break
+            gates.passed(PASS)
+            n_passes += 1
+        gates.release(number)
+    assert 10 < n_read <= 1 + PROBING * n_passes * PASS / (reader.rows * ROW)
+
+
+def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
+    """Resting is a shortcut: who is asked when is what counting every gate in every pass would give."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        rested, counted = Gates(), Gates()
+        row, drafters = sequence([1], number=1), [Reader(name) for name in "abc"]
+        for gates in (rested, counted):
+            for name in "abc":
+                gates.asked(name, 0.5)
+        for _ in range(300):
+            resting = rested.rests(1)
+            opened = [drafter for drafter in drafters if counted.opens(row, drafter, False)]
+            if resting:
+                assert not opened
+                continue
+            assert [drafter for drafter in drafters if rested.opens(row, drafter, False)] == opened
+            for drafter in opened:
+                saved, could = rng.choice([0.0, 0.0, 3.0]), rng.choice([0.0, 0.0, 0.0, 0.0, 9.0])
+                for gates in (rested, counted):
+                    gates.close(1, (drafter.name, False), saved, could, 4.0)
+            if not opened:
+                rested.rest(1)
+        assert rested.rests(2) is False, "a sequence that nothing is known of"
+
+
+def test_watching_takes_no_larger_share_than_probing() -> None:
+    """A drafter that watches dearly does so in fewer passes."""
+    gates = Gates()
+    assert gates.glances(4.0, 1) == GLANCES
+    gates.watched("a", 0.4)
+    assert gates.glances(4.0, 1) == math.ceil(0.4 / (PROBING * 4.0)) > GLANCES
+    for n in (2, GLANCES, 3 * GLANCES):
+        watched = min(n, GLANCES)  # in one such pass
+        assert gates.glances(4.0, n) == pytest.approx(watched * 0.4 / (PROBING * 4.0))
