@@ -149,3 +149,20 @@ def test_hidden_states_of_another_kind_are_refused(model) -> None:
     tap = torch.zeros(3, model.architecture.hidden_size, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="contiguous float32 on the CPU"):
         layers.start(Features((0, 1)), [Track(0, 0, [Piece((tap, tap), [0])], 1)])
+
+
+def test_a_pool_that_does_not_fit_the_weights_is_refused(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native call takes addresses and has no other way to notice: it would write beside the pool."""
+    fuse, taken = ops().fuse_head, []
+    monkeypatch.setattr(ops(), "fuse_head", lambda *given: taken.append(given) or fuse(*given))
+    layers_of(model)
+    ((weights, keys, values, ids, best),) = taken
+    twice = torch.cat([keys, keys], -1)
+    for wrong, message in (
+        ((keys, values[:, :-1].contiguous()), "was expected"),
+        ((twice, values), "was expected"),
+        ((keys, values.double()), "was expected"),
+        ((twice[..., : keys.shape[-1]], values), "in one piece"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fuse(weights, *wrong, ids, best)
