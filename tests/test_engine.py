@@ -15,7 +15,7 @@ from specdec import kernels
 from specdec.config import ConfigError, EngineConfig, SamplingParams, SpeculationConfig
 from specdec.engine import Engine, RequestError
 from specdec.kernels.base import Kernels
-from specdec.testing import Adversary, Oracle, TableModel, Thicket
+from specdec.testing import Adversary, Oracle, TableDrafter, TableModel, Thicket
 
 GREEDY = SamplingParams(temperature=0, max_tokens=11)
 V = 32
@@ -61,6 +61,17 @@ def test_an_oracle_is_counted_exactly(ops: Kernels) -> None:
     assert (stats["target_passes"], stats["drafted"], stats["accepted"], stats["emitted"]) == (3, 8, 8, 11)
     assert stats["accepted_by_depth"] == stats["reached_by_depth"] == stats["drafted_by_depth"] == [2, 2, 2, 2]
     assert answer.sources == (["oracle"] * 4 + [None]) * 2 + [None]
+
+
+def test_what_was_accepted_behind_an_end_is_not_counted(ops: Kernels) -> None:
+    """The end stands in the middle of an accepted path: the rest of it was never emitted."""
+    target = ring()
+    table = TableDrafter(target._logp, None, 4, 1)
+    made = make_engine(target, ops, drafter=table, max_nodes=4)
+    (answer,) = run(made, [Request((3,), GREEDY, end_tokens=frozenset({6}))])
+    assert (answer.tokens, answer.finish_reason) == ([4, 5, 6], "stop")
+    assert (answer.stats["accepted"], answer.stats["emitted"]) == (3, 3)
+    assert answer.sources == ["table"] * 3
 
 
 @WIDTHS

@@ -103,6 +103,32 @@ def test_rows_that_nobody_wants_leave_their_keys_and_values(model, n: int) -> No
     assert torch.equal(found[0].ends, found[1].ends)
 
 
+def test_sequences_in_one_call_are_as_alone(model) -> None:
+    """Each reads its own blocks, from its own features, and has its own candidates: committed rows, then a level of trees."""
+    sizes, tables = (19, 7), (BLOCKS, [0, 7])
+
+    def told(which: tuple[int, ...]) -> list[list]:
+        layers, rows, tree = layers_of(model), RowList(), RowList()
+        for owner, i in enumerate(which):
+            rows.add_committed(list(range(97, 97 + sizes[i])), owner, 0)
+            tree.add(101 + i, owner, sizes[i], sizes[i], [sizes[i]])
+        ends = [sum(sizes[i] for i in which[: k + 1]) - 1 for k in range(len(which))]
+        given, inputs = [tables[i] for i in which], layers.start(Features((0, 1)), [track_of(model, sizes[i]) for i in which])
+        fed, _ = layers.run(0, inputs, rows, given, ends, Races([0.0] * len(which), list(which), [sizes[i] for i in which]))
+        heats = [1.0 + i for i in which]
+        grown, _ = layers.run(
+            0, layers.go_on(fed.ends, list(range(len(which))), []), tree, given, list(range(len(which))),
+            Races(heats, [7 + i for i in which], [sizes[i] + 1 for i in which]),
+        )  # fmt: skip
+        return [
+            [said.ends[k].tolist(), said.logits[k].tolist(), said.tokens[k], said.chances[k]]
+            for k in range(len(which))
+            for said in (fed, grown)
+        ]
+
+    assert told((0, 1)) == told((0,)) + told((1,))
+
+
 @pytest.mark.parametrize(("change", "error"), [
     ({"tables": [[N_BLOCKS, 2]]}, IndexError),
     ({"tables": [[5]]}, IndexError),
@@ -123,3 +149,20 @@ def test_hidden_states_of_another_kind_are_refused(model) -> None:
     tap = torch.zeros(3, model.architecture.hidden_size, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="contiguous float32 on the CPU"):
         layers.start(Features((0, 1)), [Track(0, 0, [Piece((tap, tap), [0])], 1)])
+
+
+def test_a_pool_that_does_not_fit_the_weights_is_refused(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native call takes addresses and has no other way to notice: it would write beside the pool."""
+    fuse, taken = ops().fuse_head, []
+    monkeypatch.setattr(ops(), "fuse_head", lambda *given: taken.append(given) or fuse(*given))
+    layers_of(model)
+    ((weights, keys, values, ids, best),) = taken
+    twice = torch.cat([keys, keys], -1)
+    for wrong, message in (
+        ((keys, values[:, :-1].contiguous()), "was expected"),
+        ((twice, values), "was expected"),
+        ((keys, values.double()), "was expected"),
+        ((twice[..., : keys.shape[-1]], values), "in one piece"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fuse(weights, *wrong, ids, best)

@@ -40,7 +40,7 @@ that is nearly flat."""
 
 
 class Errant(Drafter):
-    """Draws its tokens by the laws of a world's drafter, which is wrong in a known way.
+    """Draws the tokens of a world, best those that the target likes least (``LIKED``).
 
     Args:
         draws: how siblings are drawn; chains where as ``one``, else two below every node.
@@ -62,22 +62,16 @@ class Errant(Drafter):
         assert self.draws is not None
         shape = full(max(0, DEEP - len(path)), 1 if self.draws == "one" else 2, budget)
         drawing = Drawing(shape, self.draws, sequence, self._vocab_size)
+        paths = {ROOT: path}  # ranks of the tokens down to a node
         leaves = [ROOT] if len(shape) else []
         while leaves:
             for node in leaves:
-                drawing.draw(node, self._logits((*path, *self._ranks(path, drawing, node))))
+                if node != ROOT:
+                    above = paths[drawing.parents[node]]
+                    paths[node] = (*above, self._world.tokens[above].index(drawing.tokens[node]))
+                drawing.draw(node, self._logits(paths[node]))
             leaves = drawing.next()
         return drawing.draft(self.name)
-
-    def _ranks(self, path: tuple[int, ...], drawing: Drawing, node: int) -> tuple[int, ...]:
-        """Of the drawn tokens on the way down to a node."""
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.insert(0, drawing.tokens[node])
-            node = drawing.parents[node]
-        for token in tokens:
-            path = (*path, self._world.tokens[path].index(token))
-        return path[len(path) - len(tokens) :]
 
     def _logits(self, path: tuple[int, ...]) -> Tensor:
         logits = torch.full((self._vocab_size,), float("-inf"))
