@@ -74,6 +74,23 @@ def test_what_was_accepted_behind_an_end_is_not_counted(ops: Kernels) -> None:
     assert answer.sources == ["table"] * 3
 
 
+@pytest.mark.parametrize("kind", ["off", "oracle", "adversary", "thicket"])
+def test_no_end_token_comes_before_min_tokens(ops: Kernels, kind: str) -> None:
+    """Neither the likeliest token nor a drawn one, neither in plain decoding nor on a path of a draft."""
+    ends = frozenset({6, 20})
+    greedy = Request((3,), GREEDY.replace(min_tokens=5), end_tokens=ends)
+    drawn = SamplingParams(temperature=1.5, min_tokens=8, max_tokens=20)
+    requests = [greedy, *(Request((3,), drawn, seed=seed, end_tokens=ends) for seed in range(40))]
+    first, *others = (
+        plain(ring(), ops, *requests, max_sequences=8)
+        if kind == "off"
+        else drafted(ring(), ops, kind, *requests, max_nodes=4, max_sequences=8)
+    )
+    assert first.tokens == [4, 5, 0, 1, 2, 3, 4, 5, 6]  # after the first 5, of all equally likely others the first
+    assert all(ends.isdisjoint(answer.tokens[:8]) for answer in others)
+    assert any(ends & {*answer.tokens[8:]} for answer in others), "they may end from then on"
+
+
 @WIDTHS
 def test_right_drafts_give_width_plus_one_tokens_a_pass(ops: Kernels, max_nodes: int) -> None:
     """τ of a drafter that equals the target is the burst width plus one: no row or slot is off by one."""
