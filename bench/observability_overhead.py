@@ -79,7 +79,7 @@ class Side:
         self._name, self._llm, self._every = name, llm, every
         if llm.engine.budget:  # both are to draft the same, so neither may see how long drafting takes
             llm.engine.budget._clock = lambda: 0.0
-            llm.engine.budget.follow = lambda seconds: None  # type: ignore[method-assign]
+            llm.engine.budget.follow = lambda host: None  # type: ignore[method-assign]
         self._app: ASGIApp = create_app(llm, config)
         self.service: Service = self._app.state.service
         self.worker = self.service.worker
