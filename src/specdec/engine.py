@@ -26,7 +26,7 @@ from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
-from specdec.metrics.speedup import Pass, Recent, plain_seconds
+from specdec.metrics.speedup import Pass, Recent, plain_parts
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.request import Limits, RequestError
@@ -275,12 +275,13 @@ class Engine:
 
     def _record_seconds(self, step: Step, outcomes: list[Delta | None], done: Pass) -> None:
         """Count what a pass took, and what its tokens would have taken with speculation off, for all and for each sequence."""
-        plain = plain_seconds(done, self.costs.seconds)
+        one, prompts = plain_parts(done, self.costs.seconds)
+        plain = done.plain_passes * one + prompts
         self.recent.add(done.seconds, plain, done.sequences, done.emitted)
         for stats, seconds in (
             (self.stats, plain),
             *(
-                (span.sequence.stats, plain_seconds(done, self.costs.seconds, len(delta.tokens) if delta else 1))
+                (span.sequence.stats, (len(delta.tokens) if delta else 1) * one + prompts)
                 for span, delta in zip(step, outcomes, strict=True)
             ),
         ):

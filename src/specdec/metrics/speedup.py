@@ -60,14 +60,20 @@ def plain_seconds(done: Pass, cost: Callable[[int], float], passes: float | None
         passes: how many passes; None: as many as do the same for the whole batch. The number of tokens that one sequence
             emitted gives the time that this sequence would have waited.
     """
+    one, prompts = plain_parts(done, cost)
+    return (done.plain_passes if passes is None else passes) * one + prompts
+
+
+def plain_parts(done: Pass, cost: Callable[[int], float]) -> tuple[float, float]:
+    """Seconds of one pass without drafts, and of what would have to be run however many of them there are."""
     if not done.emitted:
-        return done.forward + done.verify + done.host
+        return 0.0, done.forward + done.verify + done.host
     whole, decoding = cost(done.rows), done.sequences + done.drafted
     prompts = done.forward * (1 - cost(decoding) / whole) if done.rows > decoding else 0.0
     rows = done.emitted / done.plain_passes
     choosing = done.verify * rows / done.emitted
     one = done.forward * _between(cost, rows) / whole + choosing + done.host
-    return (done.plain_passes if passes is None else passes) * one + prompts
+    return one, prompts
 
 
 def _between(cost: Callable[[int], float], rows: float) -> float:
