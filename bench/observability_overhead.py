@@ -1,14 +1,15 @@
 """What metrics, a log line per request, and traces of a tenth of the requests cost in tokens per second.
 
 Two servers in one process share the model's weights and are asked the same: one sees everything, the other nothing. They take
-turns pass by pass on a single thread, each by a clock of its own that goes only while it works, and whichever has worked less
-goes on. So a change of the machine's pace meets both, and all that a turn causes ends within it: the pass, the engine's
-numbers, frames for every stream, ends of requests. What runs beside the engine elsewhere stands in line here, which makes the
-cost rather too large than too small. Requests come without sockets, straight into the application.
+turns pass by pass on a single thread, in an order that changes from pass to pass, and each pass is compared with its twin of a
+moment before or after. So a change of the machine's pace meets both; of the differences the extreme twentieth at either end is
+left out, which other programs make. All that a pass causes ends within its turn: the engine's numbers, frames for every stream,
+ends of requests. What runs beside the engine elsewhere stands in line here, which makes the cost rather too large than too
+small. Requests come without sockets, straight into the application.
 
 To see nothing means: no snapshot of the engine's numbers after a pass, no observation of latencies, no estimate of the
-speed-up, no log, no trace, no scrape. The other is scraped every so many seconds of its clock, and its traces go, as often and
-by its clock too, over HTTP to a collector in a process of its own that throws them away.
+speed-up, no log, no trace, no scrape. The other is scraped every so many seconds that it has worked, and its traces go, as
+often, over HTTP to a collector in a process of its own that throws them away; the time of both counts whole.
 
     python bench/observability_overhead.py --streams 8 --rounds 10 --json bench/results/observability_overhead.json
 """
@@ -72,10 +73,13 @@ def collector() -> Iterator[str]:
 
 
 class Side:
-    """A server without sockets or a thread of its own, and its clock."""
+    """A server without sockets or a thread of its own, and how long its turns take."""
 
     def __init__(self, name: str, llm: LLM, config: ServeConfig, every: float) -> None:
         self._name, self._llm, self._every = name, llm, every
+        if llm.engine.budget:  # both are to draft the same, so neither may see how long drafting takes
+            llm.engine.budget._clock = lambda: 0.0
+            llm.engine.budget.follow = lambda host: None  # type: ignore[method-assign]
         self._app: ASGIApp = create_app(llm, config)
         self.service: Service = self._app.state.service
         self.worker = self.service.worker
@@ -84,7 +88,11 @@ class Side:
         self._waiting: list[int] = []
         self._running: set[asyncio.Task[None]] = set()
         self._streams = 0
-        self.seconds = 0.0
+        self.turns: list[float] = []
+        """Seconds of each turn in this round."""
+        self.apart = 0.0
+        """Seconds of scrapes and of sending traces in this round, which belong to no turn."""
+        self._worked = 0.0
         self.texts: dict[int, str] = {}
         """What its clients got in this round, by seed."""
 
@@ -92,7 +100,7 @@ class Side:
         """So many requests are to be answered, a number of them at once."""
         self._llm.engine.forget()
         self._waiting, self._streams, self._tokens = list(seeds), streams, tokens
-        self.seconds, self.texts = 0.0, dict.fromkeys(seeds, "")
+        self.turns, self.apart, self.texts = [], 0.0, dict.fromkeys(seeds, "")
 
     @property
     def done(self) -> bool:
@@ -113,12 +121,15 @@ class Side:
         for _ in range(8):  # what a pass causes on the event loop goes through a few hands
             await asyncio.sleep(0)
         self._running = {task for task in self._running if not task.done() or task.result()}
-        if self._name == SEEING and self.seconds > self._due:
+        self.turns.append(time.perf_counter() - began)
+        self._worked += self.turns[-1]
+        if self._name == SEEING and self._worked > self._due:
+            began = time.perf_counter()
             self._due += self._every
             self.service.metrics.render()
             assert self.service.tracing is not None
             self.service.tracing._provider.force_flush()
-        self.seconds += time.perf_counter() - began
+            self.apart += time.perf_counter() - began
 
     async def _request(self, seed: int) -> None:
         body = {"prompt": f"{seed}. {serve_clients.PROMPT}", "max_tokens": self._tokens, "seed": seed, "ignore_eos": True}
@@ -179,29 +190,42 @@ def unseen(side: Side) -> Iterator[None]:
         yield
 
 
+def cost_of(sides: dict[str, Side]) -> float:
+    """The share of its tokens per second that seeing everything cost a server in this round."""
+    plain, seen = sides[BLIND].turns, sides[SEEING].turns
+    differences = sorted(b - a for a, b in zip(plain, seen, strict=True))
+    cut = len(differences) // 20
+    more = statistics.mean(differences[cut : len(differences) - cut]) + sides[SEEING].apart / len(seen)
+    usual = statistics.mean(sorted(plain)[cut : len(plain) - cut])
+    return more / (usual + more)
+
+
 async def compare(llms: dict[str, LLM], endpoint: str, options: argparse.Namespace) -> list[float]:
-    """Seconds of the server that sees everything over those of the other, for each round."""
+    """The cost in each round."""
     configs = {BLIND: ServeConfig(), SEEING: ServeConfig(otlp_endpoint=endpoint, trace_sample=0.1)}
     sides = {name: Side(name, llm, configs[name], options.scrape_seconds) for name, llm in llms.items()}
-    ratios = []
+    costs = []
     with unseen(sides[BLIND]):
         for i in range(-1, options.rounds):  # the first one warms up
-            seeds = range(i * options.requests, (i + 1) * options.requests)
+            seeds = [abs(seed) for seed in range(i * options.requests, (i + 1) * options.requests)]
             for side in sides.values():
-                side.ask([abs(seed) for seed in seeds], options.streams, options.tokens)
-            while running := [side for side in sides.values() if not side.done]:
-                await min(running, key=lambda side: side.seconds).turn()
+                side.ask(seeds, options.streams, options.tokens)
+            order = list(sides.values())
+            while not all(side.done for side in order):
+                for side in order:
+                    await side.turn()
+                order.reverse()
             if sides[BLIND].texts != sides[SEEING].texts:
                 raise SystemExit("the two servers gave different texts")
             if i >= 0:
-                ratios.append(sides[SEEING].seconds / sides[BLIND].seconds)
-                rates = {name: options.requests * options.tokens / side.seconds for name, side in sides.items()}
-                print(f"{rates[SEEING]:.1f} of {rates[BLIND]:.1f} tokens/s, cost {1 - 1 / ratios[-1]:+.2%}", flush=True)
+                costs.append(cost_of(sides))
+                rate = options.requests * options.tokens / sum(sides[BLIND].turns)
+                print(f"{len(sides[BLIND].turns)} passes, {rate:.0f} tokens/s, cost {costs[-1]:+.2%}", flush=True)
     for side in sides.values():
         side.service._encoders.shutdown()
         if side.service.tracing:
             side.service.tracing.shut_down()
-    return ratios
+    return costs
 
 
 def main() -> None:
@@ -226,8 +250,7 @@ def main() -> None:
         for name in (BLIND, SEEING)
     }
     with collector() as endpoint:
-        ratios = asyncio.run(compare(llms, endpoint, options))
-    costs = [1 - 1 / ratio for ratio in ratios]
+        costs = asyncio.run(compare(llms, endpoint, options))
     cost = statistics.median(costs)
     spread = statistics.stdev(costs) if len(costs) > 1 else 0.0
     print(f"cost {cost:+.2%} of tokens per second (median of {len(costs)} rounds, standard deviation of one {spread:.2%})")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 REPLICAS, SPEEDUP, OVERHEAD, PREFIX = "replicas.json", "live_speedup.json", "serve_overhead.json", "prefix.json"
+COST = "observability_overhead.json"
 
 
 def _read(results: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -62,6 +63,19 @@ def _overhead(results: Path) -> str:
     )
 
 
+def _cost(results: Path) -> str:
+    made, source = _read(results, COST)
+    settings, costs = made["settings"], made["costs"]
+    return (
+        f"{source}:\n\n"
+        f"| {settings['streams']} streams at once, {settings['requests']} requests of {settings['tokens']} tokens a round | |\n"
+        "|---|--:|\n"
+        f"| cost in tokens per second, median of {len(costs)} rounds | {made['cost']:.2%} |\n"
+        f"| lowest and highest round | {min(costs):.2%}, {max(costs):.2%} |\n"
+        f"| standard deviation of a round | {made['deviation']:.2%} |\n"
+    )
+
+
 def _prefix(results: Path) -> str:
     made, source = _read(results, PREFIX)
     return (
@@ -75,6 +89,6 @@ def _prefix(results: Path) -> str:
 PARTS: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "serving.md": {"overhead": _overhead, "prefix": _prefix},
     "scaling.md": {"replicas": _replicas},
-    "observability.md": {"speedup": _speedup},
+    "observability.md": {"speedup": _speedup, "cost": _cost},
 }
 """By page and part."""

@@ -25,7 +25,7 @@ from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
 from specdec.kv.prefix import PrefixCache
-from specdec.metrics.speedup import Pass, Recent, plain_seconds
+from specdec.metrics.speedup import Pass, Recent, plain
 from specdec.metrics.stats import Stats
 from specdec.models.base import Model
 from specdec.request import Limits, RequestError
@@ -261,12 +261,13 @@ class Engine:
 
     def _record_seconds(self, step: Step, outcomes: list[Delta | None], done: Pass) -> None:
         """Count what a pass took, and what its tokens would have taken with speculation off, for all and for each sequence."""
-        plain = plain_seconds(done, self.costs.seconds)
-        self.recent.add(done.seconds, plain, done.sequences, done.emitted)
+        other = plain(done, self.costs.seconds)
+        whole = other.seconds(done.plain_passes)
+        self.recent.add(done.seconds, whole, done.sequences, done.emitted)
         for stats, seconds in (
-            (self.stats, plain),
+            (self.stats, whole),
             *(
-                (span.sequence.stats, plain_seconds(done, self.costs.seconds, len(delta.tokens) if delta else 1))
+                (span.sequence.stats, other.seconds(len(delta.tokens) if delta else 1))
                 for span, delta in zip(step, outcomes, strict=True)
             ),
         ):

@@ -13,7 +13,7 @@ from specdec.config import SamplingParams
 from specdec.draft.base import Drafter
 from specdec.engine import Engine
 from specdec.kernels.portable import PortableKernels
-from specdec.metrics.speedup import Pass, Recent, plain_seconds
+from specdec.metrics.speedup import Pass, Recent, plain
 from specdec.testing import Adversary, Oracle, TableModel, Thicket
 from specdec.types import Draft, Forward, Step
 
@@ -131,22 +131,22 @@ def test_a_sequences_own_estimate() -> None:
     number of passes."""
     both = done(rows=12, sequences=2, drafted=10, emitted=6, draft=1.0, forward=12.0, verify=0.6, host=0.4)
     one = 12.0 * 2 / 12 + 0.6 * 2 / 6 + 0.4
-    assert plain_seconds(both, float) == pytest.approx(3 * one)
-    assert plain_seconds(both, float, 5) == pytest.approx(5 * one)
-    assert plain_seconds(both, float, 1) == pytest.approx(one)
+    assert plain(both, float).seconds(both.plain_passes) == pytest.approx(3 * one)
+    assert plain(both, float).seconds(5) == pytest.approx(5 * one)
+    assert plain(both, float).seconds(1) == pytest.approx(one)
 
 
 def test_reading_prompts_counts_on_both_sides() -> None:
     """A pass that only reads takes as long either way, what drafters did in it apart; a mixed one shares its rows out."""
-    assert plain_seconds(done(rows=100, reading=3, draft=0.5, forward=9.0, host=0.1), float) == pytest.approx(9.1)
+    assert plain(done(rows=100, reading=3, draft=0.5, forward=9.0, host=0.1), float).seconds(1) == pytest.approx(9.1)
     mixed = done(rows=100, sequences=1, reading=1, emitted=1, forward=10.0, verify=0.2, host=0.1)
-    assert plain_seconds(mixed, float) == pytest.approx(mixed.seconds)
+    assert plain(mixed, float).seconds(mixed.plain_passes) == pytest.approx(mixed.seconds)
 
 
 def test_without_drafts_reading_hides_behind_decoding() -> None:
     """One sequence gets 7 tokens while another reads: without drafts 8 places are needed, and 2 are filled by each pass."""
     mixed = done(rows=24, sequences=1, reading=1, drafted=7, emitted=7, forward=10.0)
-    assert plain_seconds(mixed, lambda rows: 1.0) == pytest.approx(40.0)
+    assert plain(mixed, lambda rows: 1.0).seconds(mixed.plain_passes) == pytest.approx(40.0)
 
 
 def test_recent_figures_fade() -> None:

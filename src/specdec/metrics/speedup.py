@@ -51,23 +51,36 @@ class Pass:
         return (self.emitted + self.reading) / running if self.emitted else 1.0
 
 
-def plain_seconds(done: Pass, cost: Callable[[int], float], passes: float | None = None) -> float:
-    """Seconds that passes without drafts would have taken in place of ``done``, its rows of prompts being read too.
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What passes without drafts would have taken in place of one that ran, its rows of prompts being read too."""
+
+    one: float
+    """Seconds of one such pass."""
+    prompts: float
+    """Seconds of what would have to be run however many of them there are."""
+
+    def seconds(self, passes: float) -> float:
+        """Of so many: ``Pass.plain_passes`` do the same for the whole batch, and the number of tokens that one sequence emitted
+        gives the time that this sequence would have waited."""
+        return passes * self.one + self.prompts
+
+
+def plain(done: Pass, cost: Callable[[int], float]) -> Plain:
+    """Estimate them.
 
     Args:
         done: what really ran.
         cost: measured seconds of a forward by its rows, >= 1; only its ratios matter.
-        passes: how many passes; None: as many as do the same for the whole batch. The number of tokens that one sequence
-            emitted gives the time that this sequence would have waited.
     """
     if not done.emitted:
-        return done.forward + done.verify + done.host
+        return Plain(0.0, done.forward + done.verify + done.host)
     whole, decoding = cost(done.rows), done.sequences + done.drafted
     prompts = done.forward * (1 - cost(decoding) / whole) if done.rows > decoding else 0.0
     rows = done.emitted / done.plain_passes
     choosing = done.verify * rows / done.emitted
     one = done.forward * _between(cost, rows) / whole + choosing + done.host
-    return (done.plain_passes if passes is None else passes) * one + prompts
+    return Plain(one, prompts)
 
 
 def _between(cost: Callable[[int], float], rows: float) -> float:
@@ -88,7 +101,7 @@ class Recent:
 
         Args:
             spent: seconds.
-            plain: what ``plain_seconds`` gives for it.
+            plain: what ``plain`` gives for it.
             passes: target passes in it, one per sequence that was due its next token.
             emitted: tokens.
         """

@@ -120,9 +120,12 @@ class Stats:
         if last in draft.tree.parents:
             self.reached_by_depth[len(path) + 1] += 1
 
-    def add_seconds(self, **phases: float) -> None:
-        for phase, seconds in phases.items():
-            self.seconds[phase] += seconds
+    def add_seconds(self, *, draft: float, forward: float, verify: float, host: float) -> None:
+        seconds = self.seconds
+        seconds["draft"] += draft
+        seconds["forward"] += forward
+        seconds["verify"] += verify
+        seconds["host"] += host
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values for JSON; depths count from 1."""

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 SWITCH_SECONDS = 5e-5
 """Python's default lets one thread keep the other waiting for 5 ms, which is a whole pass of a small model."""
 
+OBSERVE_SECONDS = 0.05
+"""Most by which the copy of the engine's numbers lags behind, and a pass: to make one costs as much as some tokens' frames."""
+
 
 class Listener(Protocol):
     """Whoever waits for a sequence. Called on the event loop's thread only."""
@@ -101,7 +104,10 @@ class Worker:
         """The engine has raised what it must never raise; nothing runs any more."""
         self._watch = Watch()
         self.snapshot = Snapshot.of(engine, self._watch)
-        """The engine's numbers after its latest pass or command. Replaced whole, so any thread may read it."""
+        """The engine's numbers: of a moment ago while it runs, its latest ones once it rests. Replaced whole, so any thread may
+        read it."""
+        self._observed = 0.0
+        """When that was."""
 
     @property
     def n_open(self) -> int:
@@ -162,8 +168,8 @@ class Worker:
             self._tell(self._fail)
 
     def _advance(self) -> None:
-        """Run a pass. Its numbers are copied while its tokens are on their way, unless an answer is whole: whoever has that
-        finds it counted."""
+        """Run a pass. The engine's numbers are copied now and then while tokens are on their way, and before an answer that is
+        whole: whoever has that finds it counted."""
         deltas = self._engine.step()
         computed = time.perf_counter()
         ended = any(delta.finish_reason for delta in deltas)
@@ -171,7 +177,7 @@ class Worker:
             self._observe()
         if deltas:
             self._tell(self._deliver, deltas, computed)
-        if not ended:
+        if not ended and computed > self._observed + OBSERVE_SECONDS:
             self._observe()
 
     def _obey(self) -> bool:
@@ -217,6 +223,7 @@ class Worker:
 
     def _observe(self) -> None:
         self.snapshot = Snapshot.of(self._engine, self._watch)
+        self._observed = time.perf_counter()
 
     def _tell(self, call: Callable[[*_Given], object], *given: *_Given) -> None:
         assert self._loop is not None
