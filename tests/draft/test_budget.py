@@ -321,7 +321,7 @@ def test_a_thrifty_drafter_watches_those_that_ask_and_a_few_others() -> None:
             clock.now += 0.001
 
     clock = Clock()
-    budget = Budget(Thrifty(lambda s, n: draft_of([-1], [0.9]), clock, 0.01), costs_of(CURVES["3 %"]), Stats(), clock)
+    budget = Budget(Thrifty(lambda s, n: draft_of([-1], [0.9]), clock, 0.1), costs_of(CURVES["3 %"]), Stats(), clock)
     rows = [sequence([1], number=i) for i in range(32)]
     for _ in range(40):
         drafts = budget.propose(rows, [4, *[0] * 20, 4, *[0] * 10], 32)

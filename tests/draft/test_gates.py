@@ -10,7 +10,7 @@ import pytest
 from drafting import sequence
 
 from specdec.draft.base import Drafter
-from specdec.draft.gates import GLANCES, PROBING, Gates
+from specdec.draft.gates import GLANCES, LATER, PROBING, Gates
 from specdec.types import Draft, Sequence
 
 PASS, PRICE, ROW = 4.0, 0.5, 0.01
@@ -38,7 +38,7 @@ def gates_of(saved: float) -> Gates:
     for number in range(-200, 0):
         row = sequence([1], number=number)
         assert gates.opens(row, Reader("a"), False) or saved < PRICE
-        gates.close(number, ("a", False), saved, 0.0, PASS)
+        gates.close(number, ("a", False), saved, False, PASS)
         gates.release(number)
     return gates
 
@@ -52,13 +52,30 @@ def test_a_prompt_is_read_where_that_can_be_expected_to_pay(rows: int, room: int
     assert opens == ((saved - PRICE) * room / 2 >= rows * ROW)
 
 
+def test_a_prompt_is_read_for_a_drafter_that_pays_for_few_but_pays_well() -> None:
+    """It saves less than it costs on average, but falls silent where it does not pay: what it gains elsewhere counts."""
+    gates = Gates()
+    gates.asked("a", PRICE)
+    gates.read("a", ROW)
+    for number in range(-200, 0):
+        row, saved = sequence([1], number=number), 8 * PRICE if number % 10 == 0 else 0.0
+        for _ in range(30):
+            if gates.opens(row, Reader("a"), False):
+                gates.close(number, ("a", False), saved, saved > 0, PASS)
+        gates.release(number)
+    row, reader = sequence([1], room=200), Reader("a", 1000)
+    assert sum(gates.opens(row, reader, False) for _ in range(LATER))
+    hopeless, row = gates_of(0.0), sequence([1], room=200)
+    assert not sum(hopeless.opens(row, reader, False) for _ in range(LATER))
+
+
 def test_reading_for_a_drafter_that_does_not_pay_takes_no_larger_share_than_probing() -> None:
     """Sequences of 50 tokens, all of them new: reading the prompt of each would take half as long again. It is never read for
     so many that it shows, and never for none at all: else nobody would see that the drafter has begun to pay."""
     gates, reader = gates_of(0.0), Reader("a", 1000)
     n_read = n_passes = 0
     for number in range(400):
-        row = sequence([1], number=number)
+        row = sequence([1], room=50, number=number)
         for _ in range(50):
             if gates.opens(row, reader, False):
                 n_read += 1
@@ -86,9 +103,9 @@ def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
                 continue
             assert [drafter for drafter in drafters if rested.opens(row, drafter, False)] == opened
             for drafter in opened:
-                saved, could = rng.choice([0.0, 0.0, 3.0]), rng.choice([0.0, 0.0, 0.0, 0.0, 9.0])
+                saved, right = rng.choice([0.0, 0.0, 3.0]), rng.random() < 0.2
                 for gates in (rested, counted):
-                    gates.close(1, (drafter.name, False), saved, could, 4.0)
+                    gates.close(1, (drafter.name, False), saved, right, 4.0)
             if not opened:
                 rested.rest(1)
         assert rested.rests(2) is False, "a sequence that nothing is known of"

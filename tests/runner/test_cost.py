@@ -44,6 +44,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return Costs({1: 1.0, 8: 1.0 + len(calls)}), True
 
     monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring, "outdone", lambda *_: False)
     return calls
 
 
@@ -177,6 +178,33 @@ def test_figures_of_a_busy_machine_are_used_but_not_kept(home: Path, ops, monkey
     monkeypatch.setattr(measuring, "measure", lambda *_: (Costs({1: 1.0}), False))
     assert measuring.pass_costs(model(), ops, 9).points == {1: 1.0}
     assert not (home / "costs").exists()
+
+
+@pytest.mark.parametrize(("seconds", "later", "kept"), [
+    ({1: 1.0, 8: 2.0}, {1: 1.0, 8: 2.0}, {1: 1.0, 8: 2.0}),
+    ({1: 1.0, 8: 2.0}, {1: 3.0, 8: 9.0}, {1: 1.0, 8: 2.0}),  # it is busy now
+    ({1: 3.0, 8: 9.0}, {1: 1.0, 8: 2.0}, {1: 1.0, 8: 2.0}),  # it was then
+    ({1: 1.0, 8: 9.0}, {1: 1.1, 8: 2.0}, {1: 1.0, 8: 2.0}),
+])  # fmt: skip
+def test_figures_of_a_busy_machine_are_outdone_at_a_later_start(
+    home: Path, ops, monkeypatch: pytest.MonkeyPatch, seconds: dict, later: dict, kept: dict
+) -> None:
+    """A neighbour that is busy all through a measurement leaves figures as steady as any, and of a wrong shape."""
+    monkeypatch.setattr(measuring, "CHECK_LIMIT", 100.0)
+    for now in (seconds, later):
+        monkeypatch.setattr(
+            measuring, "measure", lambda model, kernels, sizes, now=now, **_: (Costs({n: now[n] for n in (1, 8)}), True)
+        )
+        costs = measuring.pass_costs(model(), ops, 9)
+    assert costs.points == kept
+    monkeypatch.setattr(measuring, "outdone", lambda *_: False)
+    assert measuring.pass_costs(model(), ops, 9).points == kept, "and they are kept"
+
+
+def test_a_model_too_slow_for_a_check_is_not_checked(ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start would take seconds longer, every time."""
+    monkeypatch.setattr(measuring, "measure", lambda *_, **__: pytest.fail("it was measured"))
+    assert not measuring.outdone(model(), ops, Costs({1: 0.2, 8: 0.3}))
 
 
 def test_many_starts_at_once_leave_one_whole_file(home: Path, measured, ops) -> None:

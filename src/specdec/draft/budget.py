@@ -41,8 +41,6 @@ class _Plan:
     """Seconds that a token takes in plain decoding."""
     per_row: float = 0.0
     """Seconds that a verified node adds to the pass."""
-    first_row: float = 0.0
-    """Seconds that a node would add if few were verified."""
     fixed: bool = False
     """Is what is verified decided beforehand, and not by what it costs?"""
 
@@ -118,7 +116,7 @@ class Budget:
         plans = list(at.values())
         plain = self.costs.seconds(len(sequences))
         kept = self._choose(plans, len(sequences), rows, asked - started)
-        self._settle(plans, kept, rows, (self._host + plain) / len(sequences), worth[1] if worth else 0.0)
+        self._settle(plans, kept, rows, (self._host + plain) / len(sequences))
         for i, nodes in zip(at, kept, strict=True):
             if len(nodes) < len(proposed[i]):
                 proposed[i] = prune(proposed[i], nodes)
@@ -211,12 +209,12 @@ class Budget:
             kept[index].append(node)
         return kept
 
-    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int, per_token: float, first_row: float) -> None:
+    def _settle(self, plans: Many[_Plan], kept: Many[list[int]], rows: int, per_token: float) -> None:
         """Note what is expected of the pass, and at which prices what comes of it will be weighed."""
         n = sum(map(len, kept))
         per_row = (self.costs.seconds(rows + n) - self.costs.seconds(rows)) / n if n else 0.0
         for plan, nodes in zip(plans, kept, strict=True):
-            plan.kept, plan.per_token, plan.per_row, plan.first_row = nodes, per_token, per_row, first_row
+            plan.kept, plan.per_token, plan.per_row = nodes, per_token, per_row
             plan.expected = 1 + sum(plan.chances[node] for node in nodes)
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -275,10 +273,7 @@ class Budget:
         draft = plan.proposed
         right = self._chances.score(sequence.id, draft, plan.depth, plan.kinds, emitted)
         saved = dict.fromkeys(plan.asked, 0.0)
-        hits: dict[str, float] = {}  # what it would have saved to verify them alone
-        for node in right - {ROOT}:
-            source = self._drafter_of(draft.sources[node])
-            hits[source] = hits.get(source, 0.0) + plan.per_token - plan.first_row
+        hits = {self._drafter_of(draft.sources[node]) for node in right if node != ROOT}
         for node in plan.kept:
             source = self._drafter_of(draft.sources[node])
             if source in saved:
@@ -286,9 +281,9 @@ class Budget:
                 share = ((node in right) + plan.chances[node]) / 2
                 saved[source] += share * plan.per_token - plan.per_row
         for stats in (self._stats, sequence.stats):
-            stats.record_asks(plan.asked, hits.keys())
+            stats.record_asks(plan.asked, hits)
         for name, seconds in saved.items():
-            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, hits.get(name, 0.0), plan.per_token)
+            self._gates.close(sequence.id, (name, plan.asked[name]), seconds, name in hits, plan.per_token)
         self._note(sequence, len(draft), tuple(plan.asked), plan.expected)
 
     def _drafter_of(self, source: str) -> str:

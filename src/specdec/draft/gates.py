@@ -29,9 +29,6 @@ the prompt the same drafter saves less than where nothing was found."""
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
 
-PROMISING = 4
-"""So many times its price an ask could have saved after which the next one comes earlier."""
-
 LATER = 4
 """Passes before a drafter is first asked for a new sequence where it has not paid for others."""
 
@@ -46,24 +43,16 @@ class Gate:
     """Passes from one ask to the next."""
     waited: int = 0
 
-    def close(self, saved: float, could: float, price: float, spare: float) -> None:
-        """After an ask.
-
-        Args:
-            saved: seconds, what asking took not deducted.
-            could: those that it would have saved if all that was right had been verified, and nothing else.
-            price: what asking costs.
-            spare: what asking in vain may cost a pass.
-        """
+    def close(self, saved: float, right: bool, price: float, longest: int) -> None:
+        """After an ask: ``right`` if one of its tokens was the next one, ``price`` is what it costs, ``longest`` the most
+        passes to wait."""
         self.waited = 0
         # One very good draft is enough to open: text that begins to repeat goes on repeating.
         self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
         if self.saved >= price:
             self.interval = 1
-        elif could >= PROMISING * price:
-            self.interval = max(1, self.interval // 2)
         else:
-            self.interval = max(1, min(2 * self.interval, math.ceil(price / spare)))
+            self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
 
 
 @dataclass(slots=True)
@@ -92,6 +81,9 @@ class Gates:
         """Seconds in which a drafter reads a row of a prompt, running mean."""
         self._saved: dict[Door, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
+        self._gains: dict[Door, float] = {}
+        """What asking it gained, over all sequences: its price deducted, and nothing where a gate shuts. Text differs, and a
+        drafter that does not pay for most sequences may pay well for some."""
         self._purse = 0.0
         """Seconds saved up for prompts that are read for drafters which do not pay, that it may be seen when they begin to."""
         self._wanted = 0.0
@@ -123,7 +115,8 @@ class Gates:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
             cost = self.cost(drafter.name)
             saved = self._saved.get(door, math.e * cost)
-            if not self._affords(drafter.unread(sequence) * self._reading.get(drafter.name, 0.0), saved - cost, sequence.room):
+            reading = drafter.unread(sequence) * self._reading.get(drafter.name, 0.0)
+            if not self._affords(reading, self._gains.get(door, saved - cost), sequence.room):
                 return False
             gate = row.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
         gate.waited += 1
@@ -134,13 +127,12 @@ class Gates:
 
         A sequence may end long before it has no room left: within half of that it must have paid.
         """
-        if not reading or gain * room / 2 >= reading:
+        if gain * room / 2 >= reading:
             return True
-        if gain < 0 and self._purse >= reading:
+        if self._purse >= reading:
             self._purse -= reading
             return True
-        if gain < 0:
-            self._wanted = max(self._wanted, reading)
+        self._wanted = max(self._wanted, reading)
         return False
 
     def rest(self, sequence_id: int) -> None:
@@ -150,16 +142,18 @@ class Gates:
             waits = [gate.interval - gate.waited for (_, behind_others), gate in row.gates.items() if not behind_others]
             row.rest = max(0, min(waits, default=1) - 1)
 
-    def close(self, sequence_id: int, door: Door, saved: float, could: float, per_token: float) -> None:
-        """After an ask that saved so many seconds, and ``could`` have saved so many (``Gate.close``); ``per_token`` are those
-        that a token takes in plain decoding."""
+    def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:
+        """After an ask that saved so many seconds; ``per_token`` are those that a token takes in plain decoding."""
         row = self._rows.get(sequence_id)
         if row is None:
             return
         price = self.cost(door[0])
-        row.gates[door].close(saved, could, price, PROBING * per_token)
+        gate = row.gates[door]
+        gate.close(saved, right, price, math.ceil(price / (PROBING * per_token)))
         mean = self._saved.get(door, math.e * price)
         self._saved[door] = mean + (saved - mean) / (4 * TRIALS)
+        mean, gain = self._gains.get(door, (math.e - 1) * price), max(0.0, gate.saved - price)
+        self._gains[door] = mean + (gain - mean) / (4 * TRIALS)
 
     def cost(self, name: str) -> float:
         """Seconds that asking a drafter for a sequence brings with it."""
@@ -200,7 +194,8 @@ class Gates:
 
     def clear(self) -> None:
         """Forget everything but what choosing takes."""
-        self._rows, self._asking, self._watching, self._reading, self._saved = {}, {}, {}, {}, {}
+        self._rows, self._asking, self._watching, self._reading = {}, {}, {}, {}
+        self._saved, self._gains = {}, {}
         self._purse = self._wanted = 0.0
 
 

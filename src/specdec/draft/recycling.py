@@ -124,10 +124,9 @@ class RecyclingDrafter(Drafter):
                 token = emitted
         if not tokens:
             return
-        # A row that nobody asked for costs less to rank than one that somebody did to copy: so all rows between are ranked.
-        first = verified[0]
-        _, ids = self._top(forward.logits[first : verified[-1] + 1], self._k)
-        best = ids.cpu().numpy()[[row - first for row in verified]]
+        logits = forward.logits if len(verified) == len(forward.logits) else forward.logits[verified]
+        _, ids = self._top(logits, self._k)
+        best = ids.cpu().numpy()
         start = 0
         for salt, stop in ends:
             self._matrices.of(salt).enter(tokens[start:stop], best[start:stop])
