@@ -184,6 +184,8 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def _answer(request: Request, body: Body, tenant: str | None) -> Response:
+    if body.stream_options is not None and not body.streamed:
+        raise ApiError(400, "stream_options has no effect without stream: true", param="stream_options")
     service, account = _service(request), request.state.account
     generation, shape = await service.begin(body, tenant, account, streamed=body.streamed)
     config = service.config
