@@ -37,13 +37,13 @@ from specdec.kv import codec
 from specdec.models.base import Model
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve, resolve_drafter
-from specdec.models.tokenizer import ChatTemplateError
+from specdec.models.tokenizer import ChatTemplateError, TemplateVariableError
 from specdec.models.vocabulary import check_vocabulary
 from specdec.request import RequestError
 from specdec.results import Chunk, Result
 from specdec.runs import Run, Runs, Stream
 
-__all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream"]
+__all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream", "TemplateVariableError"]
 
 MOST_THREADS = 1024
 """More would be made all the same, until the system has no room for another process."""
@@ -277,7 +277,8 @@ class LLM:
                     seed = secrets.randbelow(2**63) if wanted.seed is None else wanted.seed
                     runs += self._runs.add(index, ids, self.spelled_out(wanted), seed)
                 except RequestError as error:
-                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
+                    told = f"prompt {index}: {error}" if len(prompts) > 1 else str(error)
+                    raise RequestError(told, field=error.field) from error
         except BaseException:
             self._runs.drop(runs)
             raise

@@ -31,6 +31,10 @@ class ChatTemplateError(ValueError):
     """Messages that the model's chat template refuses, or a model without one; the message is the template's own."""
 
 
+class TemplateVariableError(ChatTemplateError):
+    """A variable that the chat template never looks at."""
+
+
 class _Generation(jinja2.ext.Extension):
     """``{% generation %}`` marks the assistant's part for training; when rendering, its body is all that counts."""
 
@@ -76,7 +80,7 @@ class ChatTemplate:
         return self._run(lambda: self._template(name).render({**self.special_tokens, **variables}))
 
     def check(self, variables: Mapping[str, Any]) -> None:
-        """Raise ChatTemplateError where a variable beside the messages would have no effect, since nothing in the template
+        """Raise TemplateVariableError where a variable beside the messages would have no effect, since nothing in the template
         names it: a model that is told of no tools would answer as if there were none."""
         if not variables:
             return
@@ -84,7 +88,7 @@ class ChatTemplate:
         known = self._run(lambda: jinja2.meta.find_undeclared_variables(self._environment.parse(self.sources[name])))
         if unknown := sorted(variables.keys() - known - ({"tools"} if name == "tool_use" else set())):
             others = sorted(known - {"messages", "add_generation_prompt"} - self._environment.globals.keys() - _SPECIAL)
-            raise ChatTemplateError(
+            raise TemplateVariableError(
                 f"the model's chat template has no use for {', '.join(unknown)}; "
                 f"{'beside the messages it knows ' + ', '.join(others) if others else 'it knows nothing but the messages'}"
             )

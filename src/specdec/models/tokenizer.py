@@ -17,13 +17,13 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from specdec.models.chat_template import ChatTemplate, ChatTemplateError, has_control, strings
+from specdec.models.chat_template import ChatTemplate, ChatTemplateError, TemplateVariableError, has_control, strings
 from specdec.models.errors import ModelError, TextError
 from specdec.models.pieces import PieceRules
 from specdec.models.tokenizer_files import NAMED, prefix_ids, read_settings, read_templates, register_special, token_text
 from specdec.models.tokenizer_gguf import backend_from_gguf, setting, splitting
 
-__all__ = ["ChatTemplateError", "Tokenizer"]
+__all__ = ["ChatTemplateError", "TemplateVariableError", "Tokenizer"]
 
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 

@@ -234,7 +234,10 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+    asked = f"{request.method} {request.url.path}"
+    told = {404: f"there is no {asked} here; GET /docs shows all routes", 405: f"{asked} is not served; see the header Allow"}
+    message = told.get(error.status_code, str(error.detail))
+    return _error_response(ApiError(error.status_code, message, headers=error.headers))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
