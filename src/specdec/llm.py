@@ -217,6 +217,14 @@ class LLM:
     def stream(self, prompt: Prompt | Many[Message], sampling_params: SamplingParams | None = None, **template: Any) -> Stream:
         """Answer one prompt or conversation piece by piece; close the stream to abandon it.
 
+        Args:
+            prompt: text, token ids, or a conversation, which is laid out by the model's chat template.
+            sampling_params: how tokens are chosen; with ``n`` answers, each chunk says which one it belongs to.
+            template: what else the template knows.
+
+        Returns:
+            An iterator over chunks, each with what one pass added; ``results`` has the answers that have ended.
+
         Raises:
             RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
         """
