@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specdec.serve.account import Account
     from specdec.serve.generation import Choice
 
-EVENTS = 25
+EVENTS = 12
 """Most that a decode span has. An event tells of a pass, and where there are more passes than that, of several: it costs as
 much as a few tokens' frames."""
 

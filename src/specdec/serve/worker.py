@@ -3,6 +3,10 @@
 Commands go in through a queue that is emptied between passes, so whoever hangs up has freed his blocks before the next one.
 Deltas come out once per pass, in one call on the event loop's thread. Nothing here encodes, decodes, or writes to a socket;
 only where a request has stop strings does the engine see text, since where they end it decides what is computed next.
+
+Before the next pass the event loop has its turn, for a few milliseconds at most: what is to be sent goes out at once. That
+costs no time: otherwise either thread would wait for Python's lock again and again while the other holds it, and the event loop
+for one of the cores, which a pass keeps busy and Linux hands over at its next tick.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ SWITCH_SECONDS = 5e-5
 
 WATCH_SECONDS = 0.25
 """Between two looks at how often drafters are right, and a pass."""
+TURN_SECONDS = 0.003
+"""Longest that the engine waits for the event loop to send what a pass has given."""
 LOOK_SECONDS = 1.0
 """Longest that whoever wants to see the engine's numbers waits for the end of a pass."""
 
@@ -107,6 +113,8 @@ class Worker:
         self._listeners: dict[int, Listener] = {}
         self._starting: set[asyncio.Future[list[int]]] = set()
         self._looking: set[asyncio.Future[None]] = set()
+        self._sent = threading.Event()
+        """The event loop has done what a pass gave it to do."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failed = False
@@ -181,7 +189,9 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._obey():
-                self._advance()
+                self._sent.clear()
+                if self._advance():
+                    self._sent.wait(TURN_SECONDS)
         except BaseException:
             _log.exception("the engine has failed; all requests end with an error")
             self._tell(self._fail, self._last())
@@ -193,8 +203,8 @@ class Worker:
             now = self.snapshot
         return now.at_rest()
 
-    def _advance(self) -> None:
-        """Run a pass."""
+    def _advance(self) -> bool:
+        """Run a pass; is there something to send?"""
         deltas = self._engine.step()
         computed = time.perf_counter()
         if deltas:
@@ -202,6 +212,7 @@ class Worker:
         if computed > self._watched + WATCH_SECONDS:
             self._watch.look(self._engine.stats)
             self._watched = computed
+        return bool(deltas)
 
     def _obey(self) -> bool:
         """Carry out what was asked since the last pass, waiting while there is nothing to compute; False ends the thread."""
@@ -284,6 +295,8 @@ class Worker:
             heard.append(listener)
         for listener in heard:
             listener.flush()
+        assert self._loop is not None
+        self._loop.call_soon(self._sent.set)  # behind the tasks that have just been woken
 
     def _fail(self, snapshot: Snapshot) -> None:
         self.failed = True
