@@ -13,12 +13,13 @@ from harness import FLAT
 
 from specdec.audit import chance, law, session
 from specdec.audit.chance import check_chance
+from specdec.audit.fault import Fault
 from specdec.audit.identity import check_cell, core, grid, n_pairs
 from specdec.audit.law import World, _through_the_engine, cut_world
 from specdec.audit.report import TITLES, Check, Report, save
 from specdec.audit.requests import make_prompts
 from specdec.audit.rows import check_rows
-from specdec.audit.sabotage import FAULTS, Fault
+from specdec.audit.sabotage import FAULTS
 from specdec.audit.session import Plan, audit
 from specdec.audit.workshop import STATES, Cell, Workshop
 from specdec.config import ConfigError

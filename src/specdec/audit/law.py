@@ -193,7 +193,7 @@ def _right(rule: Rule, worlds: Many[World]) -> Check:
         return Check("law", name, "failed" if exact > CAUGHT else "passed", summary, time.perf_counter() - started)
     exact = max(_distances(rule.judge, rule.siblings, worlds))
     found = _drawn(rule.judge, siblings(*_kinds(rule.siblings)), worlds[0])
-    details = {**details_of(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
+    details = {**_figures(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
     if rule.keeps == "lossy":
         status, verb = "measured", "lossy, as it says: the law is off"
     else:
@@ -254,19 +254,23 @@ def _through_the_engine(workshop: Workshop, world: World) -> Check:
         return Check("law", "whole engine", "left out", "greedy acceptance serves temperature 0 alone, so there is no law")
     drafter = workshop.drafters[-1]
     engine = workshop.engine(Cell(drafter, workshop.llm.config.speculation.max_nodes, 8, "cached"))
-    found = answered(workshop, world, engine)
+    found, details = answered(workshop, world, engine)
     status = "passed" if found.fits(alarm()) and rule.keeps != "lossy" else "failed"
     lossy = "lossy by choice, and so not exact; " if rule.keeps == "lossy" else ""
     summary = f"{lossy}{ENGINE_DRAWS} answers with seeds of their own, {rule.name}, drafted by {drafter}: {described(found)}"
-    details = {**details_of(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
     return Check("law", "whole engine", status, summary, time.perf_counter() - started, details)  # type: ignore[arg-type]
 
 
-def answered(workshop: Workshop, world: World, engine: Engine) -> Fit:
-    """What an engine answers to the prompt of a world, against the exact law; each answer has a seed of its own."""
+def answered(workshop: Workshop, world: World, engine: Engine) -> tuple[Fit, dict[str, float | int]]:
+    """What an engine answers to the prompt of a world, against the exact law; each answer has a seed of its own.
+
+    Returns:
+        The fit, and its figures beside how many tokens the engine drafted and accepted.
+    """
     requests = [Request("law", world.prompt, _PARAMS, seed, frozenset()) for seed in range(ENGINE_DRAWS)]
     answers = run(engine, requests, workshop.llm.tokenizer)
-    return fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+    found = fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+    return found, {**_figures(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
 
 
 def described(found: Fit) -> str:
@@ -277,7 +281,7 @@ def described(found: Fit) -> str:
     )
 
 
-def details_of(found: Fit) -> dict[str, float | int]:
+def _figures(found: Fit) -> dict[str, float | int]:
     return {
         "n": found.n,
         "cells": found.cells,

@@ -294,12 +294,14 @@ def make_head(config: HeadConfig) -> Head:
     return RecurrentHead(config) if config.recurrent else MedusaHead(config)
 
 
-def fill(head: Head, tensors: Mapping[str, Tensor]) -> None:
-    """Give a head its weights, by the names of its modules.
+def filled(config: HeadConfig, tensors: Mapping[str, Tensor]) -> Head:
+    """A head with these weights, in float32, by the names of its modules.
 
     Raises:
         ValueError: a tensor is missing, unknown, of another shape or not of floats; the message names it.
     """
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+        head = make_head(config)
     own = head.state_dict()
     if odd := sorted(set(own) ^ set(tensors)):
         raise ValueError(f"tensor {odd[0]} is {'missing' if odd[0] in own else 'not part of such a head'}")
@@ -309,6 +311,7 @@ def fill(head: Head, tensors: Mapping[str, Tensor]) -> None:
                 f"tensor {name} is {value.dtype} {list(value.shape)}, the head needs floats {list(own[name].shape)}"
             )
     head.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+    return head
 
 
 def is_vocabulary(ids: Tensor, vocab_size: int) -> bool:

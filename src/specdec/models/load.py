@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.config import Precision, check_precision
 from specdec.kernels.base import Kernels
+from specdec.kernels.memory import give_back
 from specdec.models import checkpoint, gguf_model
 from specdec.models.checkpoint import CheckpointWeights
 from specdec.models.decoder import Decoder, Layer
@@ -39,6 +40,7 @@ def load_model(source: Source, precision: Precision, kernels: Kernels, device: t
     weights: Weights = GgufWeights(source.header) if source.kind == "gguf" else CheckpointWeights(source.path)
     model = _Builder(weights, precision, kernels, device).decoder()
     weights.check_all_used()
+    give_back()
     return model
 
 

@@ -86,6 +86,10 @@ def _of_choices(generation: Generation, arrived: float) -> dict[str, Any]:
     first = [choice.passes[0][0] for choice in choices if choice.passes]
     stats = [choice.stats for choice in choices if choice.stats]
     spent = sum(sum(one["seconds"].values()) for one in stats)
+    accepted = Counter[str | None]()
+    for choice in choices:
+        accepted.update(choice.sources)
+    del accepted[None]
     return {
         "finish_reason": ",".join(sorted({choice.end or "abort" for choice in choices})),
         "prompt_tokens": sum(len(prompt) for prompt in generation.asked.prompts),
@@ -95,8 +99,8 @@ def _of_choices(generation: Generation, arrived: float) -> dict[str, Any]:
         "first_token_seconds": min(first) - arrived if first else None,
         "tokens_per_pass": tokens / passes if passes else None,
         "drafted": sum(one["drafted"] for one in stats) if stats else None,
-        "accepted": sum(source is not None for choice in choices for source in choice.sources),
-        "accepted_by_drafter": dict(Counter(source for choice in choices for source in choice.sources if source)) or None,
+        "accepted": accepted.total(),
+        "accepted_by_drafter": dict(accepted) or None,
         "speedup": sum(one["plain_seconds"] for one in stats) / spent if spent else None,
     }
 

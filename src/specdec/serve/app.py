@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -111,8 +110,7 @@ async def health(service: Served) -> dict[str, str]:
 @public.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: Served) -> Response:
     """Counters and gauges for Prometheus."""
-    text = await asyncio.to_thread(service.metrics.render)  # some milliseconds, in which no stream is to wait
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await service.figures(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @guarded.get("/v1/models")

@@ -81,13 +81,16 @@ class Choice:
         self.complete = False
         """Everything has been taken, the finish reason too."""
         self._taken = 0
+        self._measured = 0
+        """Passes that the metrics have been told of."""
 
     def started(self) -> None:
         self._generation.started()
 
     def receive(self, delta: Delta, computed: float) -> None:
-        self._generation.measure(self, len(delta.tokens), computed)
         self.tokens += delta.tokens
+        if delta.tokens:
+            self.passes.append((computed, len(self.tokens)))
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
@@ -102,6 +105,31 @@ class Choice:
 
     def failed(self, error: ApiError) -> None:
         self._generation.failed(error)
+
+    def measure(self, metrics: ServerMetrics, arrived: float) -> None:
+        """Tell the metrics of the passes since the last time; ``arrived`` is when the request did."""
+        for at in range(self._measured, len(self.passes)):
+            computed, n = self.passes[at]
+            if at:
+                before, m = self.passes[at - 1]
+                metrics.inter_token.observe((computed - before) / (n - m), n - m)
+                continue
+            begun = self.times.begun
+            assert begun is not None
+            metrics.first_token.observe(computed - arrived)
+            metrics.queued.observe(begun - self.times.added)
+            metrics.prefill.observe(computed - begun)
+        self._measured = len(self.passes)
+
+    def measure_end(self, metrics: ServerMetrics, arrived: float) -> None:
+        """Tell them of it as a whole, since it has come to an end of its own."""
+        n, first, last = len(self.tokens), self.passes[0][0], self.passes[-1][0]
+        metrics.latency.observe(last - arrived)
+        metrics.decode.observe(last - first)
+        if n > 1:
+            metrics.per_token.observe((last - first) / (n - 1))
+        metrics.prompt_length.observe(len(self.prompt))
+        metrics.output_length.observe(n)
 
     def take(self, limit: int | None = None) -> Piece | None:
         """What was not taken yet, of at most ``limit`` tokens; None where there is nothing new."""
@@ -156,6 +184,8 @@ class Generation:
         """When the oldest delta was computed that nobody has woken up for; of an answer that is sent whole, the last one."""
         self._sending: float | None = None
         """The same of what is being sent."""
+        self._deliveries: list[float] = []
+        """Seconds of each that the metrics have not been told of."""
         self.error: ApiError | None = None
         self.closed = False
         params = asked.params
@@ -225,7 +255,7 @@ class Generation:
     def delivered(self) -> None:
         """What was taken has been written to the client."""
         if self._sending is not None:
-            self._metrics.delivery.observe(time.perf_counter() - self._sending)
+            self._deliveries.append(time.perf_counter() - self._sending)
             self._sending = None
 
     @property
@@ -238,31 +268,14 @@ class Generation:
         """Has everything been taken?"""
         return all(choice.complete for choice in self.choices)
 
-    def measure(self, choice: Choice, n: int, computed: float) -> None:
-        """Measure a pass that gave a choice ``n`` more tokens."""
-        if not n:
-            return
-        metrics = self._metrics
-        if choice.passes:
-            metrics.inter_token.observe((computed - choice.passes[-1][0]) / n, n)
-        else:
-            begun = choice.times.begun
-            assert begun is not None
-            metrics.first_token.observe(computed - self._account.arrived)
-            metrics.queued.observe(begun - choice.times.added)
-            metrics.prefill.observe(computed - begun)
-        choice.passes.append((computed, len(choice.tokens) + n))
-
-    def _measure_end(self, choice: Choice) -> None:
-        """Measure a choice that has come to an end of its own."""
-        metrics, n = self._metrics, len(choice.tokens)
-        first, last = choice.passes[0][0], choice.passes[-1][0]
-        metrics.latency.observe(last - self._account.arrived)
-        metrics.decode.observe(last - first)
-        if n > 1:
-            metrics.per_token.observe((last - first) / (n - 1))
-        metrics.prompt_length.observe(len(choice.prompt))
-        metrics.output_length.observe(n)
+    def measure(self) -> None:
+        """Tell the metrics what has been noted since the last time. While tokens come it is only noted: a pass leaves cold
+        caches behind, in which this would take several times as long."""
+        for choice in self.choices:
+            choice.measure(self._metrics, self._account.arrived)
+        for seconds in self._deliveries:
+            self._metrics.delivery.observe(seconds)
+        self._deliveries.clear()
 
     def received(self, choice: Choice, error: str | None, computed: float) -> None:
         """A choice got a delta."""
@@ -273,7 +286,7 @@ class Generation:
             choice.end = choice.finish_reason
             self._metrics.finished.labels(choice.finish_reason).inc()
             if choice.finish_reason != "error":
-                self._measure_end(choice)
+                choice.measure_end(self._metrics, self._account.arrived)
         if choice.finish_reason == "error":
             self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
         elif self._streamed or not self._left:
@@ -307,6 +320,7 @@ class Generation:
             if self._timer:
                 self._timer.cancel()
             self._end("abort")
+            self.measure()
             self._news.set()
 
     def _break_off(self, error: ApiError, reason: str) -> None:

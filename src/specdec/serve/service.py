@@ -133,6 +133,13 @@ class Service:
                 headers={"Retry-After": "1"},
             )
 
+    async def figures(self) -> bytes:
+        """The metrics in Prometheus' format, as of now."""
+        await self.worker.look()
+        for generation in self._open:
+            generation.measure()
+        return await asyncio.to_thread(self.metrics.render)  # some milliseconds, in which no stream is to wait
+
     async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
         """Take no more requests; let those that run go on for so long, unless hurried, then end them with an error."""
         self.closing = True

@@ -193,7 +193,7 @@ class Engine:
 
     async def figures(self) -> tuple[str, str]:
         """A name of this engine, and its metrics."""
-        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.render().decode()
+        return serve.get_replica_context().replica_id.unique_id, (await self._service.figures()).decode()
 
     async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
         """The response of the ordinary application: its head, then its body as it comes. Its end ends the request."""
