@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import reprlib
 from pathlib import Path
 
 import pytest
@@ -316,41 +314,6 @@ def test_parameters_of_another_kind_are_refused(llm: LLM, params: object) -> Non
     with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
         llm.generate(["a", "b"][: len(params)], params)
     assert idle(llm)
-
-
-@pytest.mark.parametrize(
-    "prompts",
-    [None, 5, {"prompt": "a"}, {"prompt_token_ids": [1]}, b"ab", [b"ab"], [{"role": "user", "content": "a"}], [True], [[1.0]]],
-    ids=repr,
-)
-def test_what_is_no_prompt_is_shown_as_it_was_given(llm: LLM, prompts: object) -> None:
-    """The keys of a dict, or the bytes of a text, are no prompts; a conversation belongs to chat."""
-    shown = reprlib.repr(prompts[0] if isinstance(prompts, list) else prompts)
-    with pytest.raises(RequestError, match=f"a prompt must be text or a list of token ids, got {re.escape(shown)}"):
-        llm.generate(prompts, GREEDY)
-    assert idle(llm)
-
-
-@pytest.mark.parametrize("messages", [None, "hi", {"role": "user", "content": "a"}, b"a", 5, ["a"]], ids=repr)
-def test_what_is_no_conversation_is_shown_as_it_was_given(llm: LLM, messages: object) -> None:
-    """Not its letters or keys."""
-    shown = reprlib.repr(messages[0] if isinstance(messages, list) else messages)
-    with pytest.raises(RequestError, match=f"must be a list of mappings with role and content, got {re.escape(shown)}"):
-        llm.chat(messages, GREEDY)
-    assert idle(llm)
-
-
-def test_an_answer_s_tokens_can_be_a_prompt(llm: LLM) -> None:
-    """Tuples of ids are ids; several prompts, and their parameters, may come from anything that can be gone through."""
-    seeded = GREEDY.replace(seed=1)
-    (first,) = llm.generate("tick tock", seeded)
-    (expected,) = llm.generate(list(first.tokens), seeded)
-    assert same(llm.generate(first.tokens, seeded)[0]) == same(expected)
-    assert same(llm.generate([first.tokens], sampling_params=(seeded for _ in range(1)))[0]) == same(expected)
-    both = llm.generate(iter(["tick tock", first.tokens]), seeded)
-    assert [same(result) for result in both] == [same(first), same(expected)]
-    with llm.stream(first.tokens, seeded) as stream:
-        assert "".join(chunk.text for chunk in stream) == expected.text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from specdec.config import ConfigError, SamplingParams
@@ -21,7 +20,6 @@ _T = TypeVar("_T")
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
 _OF_ROUTES = frozenset({"logprobs", "logit_bias"})
 """Parameters whose fields have another shape in bodies."""
-_AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def _joined(parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _params(body: Body, more: Mapping[str, Any], written: Mapping[str, str] = _AS_THEY_ARE) -> SamplingParams:
+def _params(body: Body, more: Mapping[str, Any], written: Mapping[str, str] | None = None) -> SamplingParams:
     """Sampling parameters; what a body leaves out stays as the library has it. ``written``: what some are called there."""
     values = {name: getattr(body, name) for name in _NAMES - _OF_ROUTES if hasattr(body, name)}
     values["logit_bias"] = body.logit_bias and {_token(key): bias for key, bias in body.logit_bias.items()}
@@ -147,7 +145,7 @@ def _params(body: Body, more: Mapping[str, Any], written: Mapping[str, str] = _A
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
     except ConfigError as error:
         name, _, rest = str(error).partition(" ")
-        name = written.get(name, name)
+        name = (written or {}).get(name, name)
         raise ApiError(400, f"{name} {rest}", param=name.partition("[")[0]) from error
 
 
