@@ -25,8 +25,9 @@ from specdec.config import SamplingParams
 from specdec.llm import LLM, Stream
 from specdec.models.decoder import Decoder
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import save_head
-from specdec.models.heads import HeadConfig, make_head
+from specdec.models.heads import make_head
 from specdec.results import Chunk
 
 PROMPT = "tick tock tick tock"
