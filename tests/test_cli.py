@@ -83,6 +83,12 @@ def test_version() -> None:
     assert re.fullmatch(r"specdec \d+.*\n", CliRunner().invoke(app, ["--version"]).stdout)
 
 
+def test_the_package_runs_as_a_module() -> None:
+    """Where the script's folder is not on the path, ``python -m specdec`` is what people try."""
+    done = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"specdec \d+.*\n", done.stdout)
+
+
 def test_every_verb_has_help() -> None:
     """Each command says what it does, and generate says when the chat template is used."""
     for verb in ("generate", "chat", "pull", "info", "bench"):
