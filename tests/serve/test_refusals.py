@@ -205,7 +205,8 @@ def test_an_unknown_field_is_named_with_its_neighbour(tiny_server: Running) -> N
 
 
 def test_other_paths_and_methods(tiny_server: Running) -> None:
-    """In OpenAI's shape too."""
+    """In OpenAI's shape too. Watchers may ask for health without a body."""
+    assert tiny_server.http.head("/health").status_code == 200
     for response, status in (
         (tiny_server.http.get("/v1/nothing"), 404),
         (tiny_server.http.get("/v1/completions"), 405),

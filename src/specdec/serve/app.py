@@ -100,6 +100,7 @@ guarded = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False)), Depends
 sockets = APIRouter()
 
 
+@public.head("/health", include_in_schema=False)
 @public.get("/health")
 async def health(service: Served) -> dict[str, str]:
     """200 while requests can be served; 503 once the engine has failed or the server is about to stop."""
