@@ -175,7 +175,8 @@ class Generation:
         self._fault: Exception | None = None
         """Raised by ``write``."""
         self.write: Callable[[], bool] | None = None
-        """Writes what is new of a stream there and then; False where it cannot, and whoever waits has to."""
+        """Writes what is new of a stream there and then; False where it cannot, or where that was the end: whoever waits is
+        woken then."""
         self._timer: asyncio.TimerHandle | None = None
         self._ids: list[int] = []
         self._left = 0
@@ -256,11 +257,6 @@ class Generation:
         if self._sending is not None:
             self._deliveries.append(time.perf_counter() - self._sending)
             self._sending = None
-
-    @property
-    def ending(self) -> bool:
-        """Has one of its sequences come to its end?"""
-        return any(choice.finish_reason for choice in self.choices)
 
     @property
     def finished(self) -> bool:
