@@ -39,10 +39,9 @@ from starlette.types import ASGIApp, Message
 from specdec.bench.provenance import provenance
 from specdec.config import DEFAULT_MODEL, ServeConfig
 from specdec.llm import LLM
-from specdec.metrics.prometheus import ServerMetrics
 from specdec.serve.account import Account
 from specdec.serve.app import create_app
-from specdec.serve.generation import Choice, Generation
+from specdec.serve.generation import Generation
 from specdec.serve.logs import TextFormatter
 from specdec.serve.promptness import set_aside
 from specdec.serve.service import Service
@@ -193,7 +192,7 @@ class Side:
 def unseen(side: Side) -> Iterator[None]:
     """Have a server see nothing."""
     metrics, end = side.service.metrics, Account.end
-    delivered, measure, measure_end = Generation.delivered, Generation.measure, Choice.measure_end
+    delivered, measure = Generation.delivered, Generation.measure
 
     def nothing(*given: Any) -> None:
         return None
@@ -206,10 +205,6 @@ def unseen(side: Side) -> Iterator[None]:
         if self._metrics is not metrics:
             measure(self)
 
-    def measuring_end(self: Choice, given: ServerMetrics, arrived: float) -> None:
-        if given is not metrics:
-            measure_end(self, given, arrived)
-
     def ending(self: Account) -> None:
         if not self.request_id.startswith(BLIND):
             end(self)
@@ -220,7 +215,6 @@ def unseen(side: Side) -> Iterator[None]:
         patch.object(side.service.tracing, "begin", nothing),
         patch.object(Generation, "delivered", delivering),
         patch.object(Generation, "measure", measuring),
-        patch.object(Choice, "measure_end", measuring_end),
         patch.object(Account, "end", ending),
     ):
         yield
