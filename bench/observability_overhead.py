@@ -2,11 +2,11 @@
 
 Two servers in one process share the model's weights and are asked the same: one sees everything, the other nothing. They take
 turns pass by pass on a single thread, in an order that changes from pass to pass, and each pass is compared with its twin of a
-moment before or after. So a change of the machine's pace meets both; of the differences the extreme twentieth at either end is
-left out, which other programs make. In the second half of a round they change roles, for one server may be faster than its twin
-by where its memory lies. All that a pass causes ends within its turn: frames for every stream, ends of requests. What runs
-beside the engine elsewhere stands in line here, which makes the cost rather too large than too small. Requests come without
-sockets, straight into the application.
+moment before or after. So a change of the machine's pace meets both. What is compared is the time beside the forward, in which
+nothing is seen and whose own time would drown the difference; the cost is a share of the whole. In the second half of a round
+they change roles, for one server may be faster than its twin by where its memory lies. All that a pass causes ends within its
+turn: frames for every stream, ends of requests. What runs beside the engine elsewhere stands in line here, which makes the cost
+rather too large than too small. Requests come without sockets, straight into the application.
 
 To see nothing means: no latency is noted, drafters are not watched, no estimate of the speed-up, no log, no trace, no scrape.
 The other is scraped every so many seconds that it has worked, and its traces go, as often, over HTTP to a collector in a
@@ -27,7 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,14 @@ from starlette.types import ASGIApp, Message
 from specdec.bench.provenance import provenance
 from specdec.config import DEFAULT_MODEL, ServeConfig
 from specdec.llm import LLM
-from specdec.metrics.prometheus import ServerMetrics
 from specdec.serve.account import Account
 from specdec.serve.app import create_app
-from specdec.serve.generation import Choice, Generation
+from specdec.serve.generation import Generation
 from specdec.serve.logs import TextFormatter
+from specdec.serve.promptness import set_aside
 from specdec.serve.service import Service
 from specdec.serve.stream import STRAIGHT
+from specdec.types import Forward, Step
 
 BLIND, SEEING = "blind", "seeing"
 
@@ -93,7 +94,12 @@ class Side:
         self._running: set[asyncio.Task[None]] = set()
         self._streams = 0
         self.turns: list[float] = []
-        """Seconds of each turn in this round."""
+        """Seconds of each turn in this half of a round."""
+        self.beside: list[float] = []
+        """Of each, those that were not spent in the forward."""
+        self._forward = 0.0
+        """Those that were, in all turns."""
+        llm.engine._runner.forward = self._timed(llm.engine._runner.forward)  # type: ignore[method-assign, assignment]
         self.apart = 0.0
         """Seconds of scrapes and of sending traces in this round, which belong to no turn."""
         self._worked = 0.0
@@ -104,7 +110,7 @@ class Side:
         """So many requests are to be answered, a number of them at once."""
         self._llm.engine.forget()
         self._role, self._waiting, self._streams, self._tokens = role, list(seeds), streams, tokens
-        self.turns, self.apart, self.texts = [], 0.0, dict.fromkeys(seeds, "")
+        self.turns, self.beside, self.apart, self.texts = [], [], 0.0, dict.fromkeys(seeds, "")
 
     @property
     def done(self) -> bool:
@@ -112,7 +118,7 @@ class Side:
 
     async def turn(self) -> None:
         """One pass and all that follows from it."""
-        began = time.perf_counter()
+        began, forward = time.perf_counter(), self._forward
         asked = 0
         while self._waiting and len(self._running) < self._streams:
             self._running.add(asyncio.ensure_future(self._request(self._waiting.pop(0))))
@@ -126,11 +132,21 @@ class Side:
             await asyncio.sleep(0)
         self._running = {task for task in self._running if not task.done() or task.result()}
         self.turns.append(time.perf_counter() - began)
+        self.beside.append(self.turns[-1] - (self._forward - forward))
         if self._role == SEEING:
             self._worked += self.turns[-1]
             if self._worked > self._due and self._llm.engine.has_work:
                 self._due += self._every
                 await self._show()
+
+    def _timed(self, forward: Callable[[Step], Forward]) -> Callable[[Step], Forward]:
+        def timed(step: Step) -> Forward:
+            began = time.perf_counter()
+            result = forward(step)
+            self._forward += time.perf_counter() - began
+            return result
+
+        return timed
 
     async def _show(self) -> None:
         """A scrape, and what traces there are to the collector."""
@@ -176,7 +192,7 @@ class Side:
 def unseen(side: Side) -> Iterator[None]:
     """Have a server see nothing."""
     metrics, end = side.service.metrics, Account.end
-    delivered, measure, measure_end = Generation.delivered, Generation.measure, Choice.measure_end
+    delivered, measure = Generation.delivered, Generation.measure
 
     def nothing(*given: Any) -> None:
         return None
@@ -189,10 +205,6 @@ def unseen(side: Side) -> Iterator[None]:
         if self._metrics is not metrics:
             measure(self)
 
-    def measuring_end(self: Choice, given: ServerMetrics, arrived: float) -> None:
-        if given is not metrics:
-            measure_end(self, given, arrived)
-
     def ending(self: Account) -> None:
         if not self.request_id.startswith(BLIND):
             end(self)
@@ -203,7 +215,6 @@ def unseen(side: Side) -> Iterator[None]:
         patch.object(side.service.tracing, "begin", nothing),
         patch.object(Generation, "delivered", delivering),
         patch.object(Generation, "measure", measuring),
-        patch.object(Choice, "measure_end", measuring_end),
         patch.object(Account, "end", ending),
     ):
         yield
@@ -221,10 +232,8 @@ async def half(blind: Side, seeing: Side, seeds: list[int], options: argparse.Na
             sides.reverse()
     if blind.texts != seeing.texts:
         raise SystemExit("the two servers gave different texts")
-    differences = sorted(b - a for a, b in zip(blind.turns, seeing.turns, strict=True))
-    cut = len(differences) // 20
-    more = statistics.mean(differences[cut : len(differences) - cut]) + seeing.apart / len(seeing.turns)
-    return statistics.mean(sorted(blind.turns)[cut : len(differences) - cut]), more
+    more = statistics.mean(b - a for a, b in zip(blind.beside, seeing.beside, strict=True))
+    return statistics.mean(blind.turns), more + seeing.apart / len(seeing.turns)
 
 
 async def compare(llms: list[LLM], endpoint: str, options: argparse.Namespace) -> list[float]:
@@ -269,6 +278,7 @@ def main() -> None:
     llms = [
         LLM.of(one.engine.model, one.kernels, config, one.tokenizer, end_tokens=one.end_tokens, name=one.name) for _ in range(2)
     ]
+    set_aside()
     with collector() as endpoint:
         costs = asyncio.run(compare(llms, endpoint, options))
     cost = statistics.median(costs)

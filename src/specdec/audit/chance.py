@@ -2,7 +2,7 @@
 chance comes in.
 
 Above temperature 0 such an engine gives other tokens than plain decoding, so nothing can be compared token by token: what it
-emits is held to the exact law of a small world (``law``), and every broken engine must miss that law by the same test.
+emits is held to the exact law of a small world (``world``), and every broken engine must miss that law by the same test.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 from specdec import acceptance
 from specdec.acceptance import Acceptance
 from specdec.audit.fault import Fault, replaced
-from specdec.audit.law import DEEP, ENGINE_DRAWS, World, alarm, answered, cut_world, described
+from specdec.audit.law import ENGINE_DRAWS, alarm, answered, described
 from specdec.audit.report import Check
 from specdec.audit.workshop import Cell, Workshop
+from specdec.audit.world import DEEP, World, cut_world
 from specdec.chance import Purpose, Stream
 from specdec.config import SamplingParams
 from specdec.draft.base import Drafter

@@ -87,10 +87,12 @@ def serve(
     if replicas > 1:
         _serve_replicas(replicas, model, config, host, port, functools.partial(_load_replica, log_format, sizes))
         return
+    from specdec.serve.promptness import set_aside
     from specdec.serve.server import Server
 
     llm = model.load(progress=True, **sizes)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
+    set_aside()
     server.run()
     if not server.started:
         raise typer.Exit(1)

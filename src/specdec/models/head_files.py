@@ -25,7 +25,8 @@ from specdec.models import published
 from specdec.models.checkpoint import open_shard, read_json
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
-from specdec.models.heads import Head, HeadConfig, filled, is_vocabulary
+from specdec.models.head_config import HeadConfig
+from specdec.models.heads import Head, filled, is_vocabulary
 from specdec.models.source import Source, shipped_heads
 
 MODEL_TYPE: Final = "specdec_head"

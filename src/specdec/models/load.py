@@ -16,7 +16,8 @@ from specdec.models.gguf_model import GgufWeights
 from specdec.models.source import Source
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import Blocks, Weights
-from specdec.quant.linear import BiasedLinear, Embedding, Linear, StackedLinear, make_linear
+from specdec.quant.linear import BiasedLinear, Embedding, Linear, StackedLinear
+from specdec.quant.make import make_linear
 
 
 def load_model(source: Source, precision: Precision, kernels: Kernels, device: torch.device) -> Decoder:

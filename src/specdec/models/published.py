@@ -21,7 +21,8 @@ from torch import Tensor
 from specdec.config import ConfigError
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
-from specdec.models.heads import Head, HeadConfig, HeadKind, filled, is_vocabulary
+from specdec.models.head_config import HeadConfig, HeadKind
+from specdec.models.heads import Head, filled, is_vocabulary
 from specdec.models.keys import Keys
 from specdec.models.rope import rope_from_config
 from specdec.models.tensor_folder import TensorFolder

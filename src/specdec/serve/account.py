@@ -6,6 +6,7 @@ answered, broken off, or left by its client. What a client sent or got as text i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -144,8 +145,8 @@ class Accounts:
                 account.status = account.status or 500
             raise
         finally:
-            if account:
-                account.end()
+            if account:  # others may have ended with the same pass: they get their last frames first
+                asyncio.get_running_loop().call_soon(account.end)
 
 
 def id_of(headers: Headers) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from specdec.engine import RequestError
 from specdec.metrics.prometheus import ServerMetrics
+from specdec.metrics.stats import Stats
 from specdec.sampling import derive_seed
 from specdec.serve.account import Account
 from specdec.serve.errors import ApiError, too_slow
@@ -72,7 +73,9 @@ class Choice:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self.finish_reason: FinishReason | None = None
-        self.stats: dict[str, Any] = {}
+        self._counts: Stats | None = None
+        """The engine's, once it has ended."""
+        self._stats: dict[str, Any] = {}
         self.times = Times()
         self.passes: list[tuple[float, int]] = []
         """When each pass ended that gave it tokens (perf_counter), and how many tokens there were then."""
@@ -83,6 +86,15 @@ class Choice:
         self._taken = 0
         self._measured = 0
         """Passes that the metrics have been told of."""
+        self._told = False
+        """They have been told of its end too."""
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the engine counted of it, once it has ended; nothing before that."""
+        if self._counts and not self._stats:
+            self._stats = self._counts.as_dict()
+        return self._stats
 
     def started(self) -> None:
         self._generation.started()
@@ -95,8 +107,7 @@ class Choice:
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
-        if delta.stats is not None:
-            self.stats = delta.stats.as_dict()
+        self._counts = delta.stats
         self.finish_reason = delta.finish_reason
         self._generation.received(self, delta.error, computed)
 
@@ -107,7 +118,11 @@ class Choice:
         self._generation.failed(error)
 
     def measure(self, metrics: ServerMetrics, arrived: float) -> None:
-        """Tell the metrics of the passes since the last time; ``arrived`` is when the request did."""
+        """Tell the metrics of the passes since the last time, and of the whole once it has come to an end of its own.
+
+        Args:
+            arrived: when the request did.
+        """
         for at in range(self._measured, len(self.passes)):
             computed, n = self.passes[at]
             if at:
@@ -120,9 +135,11 @@ class Choice:
             metrics.queued.observe(begun - self.times.added)
             metrics.prefill.observe(computed - begun)
         self._measured = len(self.passes)
+        if self.finish_reason not in (None, "error") and not self._told:
+            self._told = True
+            self._measure_whole(metrics, arrived)
 
-    def measure_end(self, metrics: ServerMetrics, arrived: float) -> None:
-        """Tell them of it as a whole, since it has come to an end of its own."""
+    def _measure_whole(self, metrics: ServerMetrics, arrived: float) -> None:
         n, first, last = len(self.tokens), self.passes[0][0], self.passes[-1][0]
         metrics.latency.observe(last - arrived)
         metrics.decode.observe(last - first)
@@ -175,7 +192,8 @@ class Generation:
         self._fault: Exception | None = None
         """Raised by ``write``."""
         self.write: Callable[[], bool] | None = None
-        """Writes what is new of a stream there and then; False where it cannot, and whoever waits has to."""
+        """Writes what is new of a stream there and then; False where it cannot, or where that was the end: whoever waits is
+        woken then."""
         self._timer: asyncio.TimerHandle | None = None
         self._ids: list[int] = []
         self._left = 0
@@ -259,11 +277,6 @@ class Generation:
             self._sending = None
 
     @property
-    def ending(self) -> bool:
-        """Has one of its sequences come to its end?"""
-        return any(choice.finish_reason for choice in self.choices)
-
-    @property
     def finished(self) -> bool:
         """Has everything been taken?"""
         return all(choice.complete for choice in self.choices)
@@ -285,8 +298,6 @@ class Generation:
             self._left -= 1
             choice.end = choice.finish_reason
             self._metrics.finished.labels(choice.finish_reason).inc()
-            if choice.finish_reason != "error":
-                choice.measure_end(self._metrics, self._account.arrived)
         if choice.finish_reason == "error":
             self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
         elif self._streamed or not self._left:

@@ -22,8 +22,9 @@ from specdec.models.decoder import Decoder
 from specdec.models.draft_notes import DraftNotes, save_notes
 from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig, HeadKind
 from specdec.models.head_files import save_head
-from specdec.models.heads import Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
+from specdec.models.heads import Head, MedusaHead, Norm, make_head
 from specdec.models.tokenizer import Tokenizer
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch

@@ -181,10 +181,12 @@ class Engine:
 
     async def __init__(self, load: Load, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         from specdec.serve.app import create_app
+        from specdec.serve.promptness import set_aside
 
         llm = await asyncio.to_thread(load)
         self._app = create_app(llm, config)
         self._service = self._app.state.service
+        set_aside()
         self._service.worker.start()
 
     def check_health(self) -> None:
