@@ -66,9 +66,10 @@ def _overhead(results: Path) -> str:
 def _cost(results: Path) -> str:
     made, source = _read(results, COST)
     settings, costs = made["settings"], made["costs"]
+    asked = f"twice {settings['requests']} requests of {settings['tokens']} tokens a round"
     return (
         f"{source}:\n\n"
-        f"| {settings['streams']} streams at once, {settings['requests']} requests of {settings['tokens']} tokens a round | |\n"
+        f"| {settings['streams']} streams at once, {asked} | |\n"
         "|---|--:|\n"
         f"| cost in tokens per second, median of {len(costs)} rounds | {made['cost']:.2%} |\n"
         f"| lowest and highest round | {min(costs):.2%}, {max(costs):.2%} |\n"

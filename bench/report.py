@@ -15,6 +15,7 @@ import drafter_examples
 import guide
 import operations
 import rule_examples
+from limits_part import read_limits
 from page import document, read
 from parts import fill
 from servers import read_servers
@@ -47,7 +48,7 @@ def text(folder: Path) -> str:
     """The page that the result files of a folder give."""
     table = folder / "drafters.json"
     drafters = json.loads(table.read_text(encoding="utf-8")) if table.exists() else None
-    return document(read(folder), drafters, read_servers(folder))
+    return document(read(folder), drafters, read_servers(folder), read_limits(folder))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 from specdec.config import ServeConfig
 from specdec.llm import LLM
+from specdec.serve.promptness import set_aside
 from specdec.serve.server import Server
 
 
 @contextmanager
 def serving(llm: LLM) -> Iterator[Server]:
     """A server with its defaults on a free port, in a thread of its own."""
+    set_aside()
     up = threading.Event()
     server = Server(llm, ServeConfig(), "127.0.0.1", 0, lambda address: up.set())
     thread = threading.Thread(target=server.run)

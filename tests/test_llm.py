@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ WORDS = [" old", " paper", " lantern", " glows", " softly", " tonight", "<end>"]
 
 
 def load(folder: Path, **settings: object) -> LLM:
-    return LLM(str(folder), precision="fp32", self_test=False, **settings)
+    return LLM(folder, precision="fp32", self_test=False, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +299,7 @@ def test_garbage_collected_in_the_middle_of_a_pass_harms_nobody(llm: LLM) -> Non
     assert idle(llm)
 
 
-@pytest.mark.parametrize("name", ["sampling_params", "temperature", "max_tokens", "chat_template"])
+@pytest.mark.parametrize("name", ["params", "temperature", "max_tokens", "chat_template"])
 def test_settings_given_to_the_template_are_refused(llm: LLM, name: str) -> None:
     """Other libraries' keywords would vanish among the template's variables: that is an error, and so are any for a text."""
     messages = [{"role": "user", "content": "hi"}]
@@ -311,16 +313,64 @@ def test_settings_given_to_the_template_are_refused(llm: LLM, name: str) -> None
 @pytest.mark.parametrize("params", [{"temperature": 0}, [None], [GREEDY, None]])
 def test_parameters_of_another_kind_are_refused(llm: LLM, params: object) -> None:
     """A dict or a None in a list is named, before anything starts."""
-    with pytest.raises(RequestError, match="params must be SamplingParams"):
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
         llm.generate(["a", "b"][: len(params)], params)
     assert idle(llm)
 
 
-@pytest.mark.parametrize("settings", [{"precision": "q3"}, {"precision": "Q8"}, {"device": "gpu"}, {"device": "cuda:99"}])
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, {"prompt": "a"}, {"prompt_token_ids": [1]}, b"ab", [b"ab"], [{"role": "user", "content": "a"}], [True], [[1.0]]],
+    ids=repr,
+)
+def test_what_is_no_prompt_is_shown_as_it_was_given(llm: LLM, prompts: object) -> None:
+    """The keys of a dict, or the bytes of a text, are no prompts; a conversation belongs to chat."""
+    shown = reprlib.repr(prompts[0] if isinstance(prompts, list) else prompts)
+    with pytest.raises(RequestError, match=f"a prompt must be text or a list of token ids, got {re.escape(shown)}"):
+        llm.generate(prompts, GREEDY)
+    assert idle(llm)
+
+
+@pytest.mark.parametrize("messages", [None, "hi", {"role": "user", "content": "a"}, b"a", 5, ["a"]], ids=repr)
+def test_what_is_no_conversation_is_shown_as_it_was_given(llm: LLM, messages: object) -> None:
+    """Not its letters or keys."""
+    shown = reprlib.repr(messages[0] if isinstance(messages, list) else messages)
+    with pytest.raises(RequestError, match=f"must be a list of mappings with role and content, got {re.escape(shown)}"):
+        llm.chat(messages, GREEDY)
+    assert idle(llm)
+
+
+def test_an_answer_s_tokens_can_be_a_prompt(llm: LLM) -> None:
+    """Tuples of ids are ids; several prompts, and their parameters, may come from anything that can be gone through."""
+    seeded = GREEDY.replace(seed=1)
+    (first,) = llm.generate("tick tock", seeded)
+    (expected,) = llm.generate(list(first.tokens), seeded)
+    assert same(llm.generate(first.tokens, seeded)[0]) == same(expected)
+    assert same(llm.generate([first.tokens], sampling_params=(seeded for _ in range(1)))[0]) == same(expected)
+    both = llm.generate(iter(["tick tock", first.tokens]), seeded)
+    assert [same(result) for result in both] == [same(first), same(expected)]
+    with llm.stream(first.tokens, seeded) as stream:
+        assert "".join(chunk.text for chunk in stream) == expected.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"precision": "q3"}, {"precision": "Q8"}, {"device": "gpu"}, {"device": "cuda:99"}, {"device": None}, {"model": None},
+     {"model": 3}, {"speculation": None}, {"speculation": ["ngram"]}, {"drafter": 3}, {"threads": "2"},
+     {"threads": True}, {"threads": 10**6}],
+    ids=repr,
+)  # fmt: skip
 def test_settings_of_the_model_are_checked_first(settings: dict[str, str]) -> None:
     """An unknown precision or device is an error with the choices, not another precision."""
     with pytest.raises(ConfigError, match=next(iter(settings))):
-        LLM("no/such/model/is/looked/for", **settings)
+        LLM(**{"model": "no/such/model/is/looked/for", **settings})
+
+
+def test_paths_are_names(llm: LLM) -> None:
+    """Of a model and of a drafter."""
+    folder = Path(llm.name)
+    found = load(folder, drafter=folder, speculation="trained")
+    assert (found.name, found.config.speculation.trained) == (str(folder), str(folder))
 
 
 def test_bad_words_of_white_space_ban_just_that(llm: LLM) -> None:

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 
 from specdec.config import DRAFTERS, SpeculationConfig
-from specdec.models.heads import HeadKind
+from specdec.models.head_config import HeadKind
 from specdec.verify import RULES
 
 ROOT = Path(__file__).parents[1]

@@ -21,6 +21,7 @@ from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
 from specdec.history import History
 from specdec.kernels.base import Kernels
+from specdec.kernels.memory import give_back
 from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
@@ -67,8 +68,8 @@ class Engine:
         rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence, its heads do not fit the format of keys and values, or the rule
-            would not be exact with these drafters.
+        ConfigError: the context is shorter than ``max_len``, the pool cannot hold the longest sequence or does not fit into
+            memory, its heads do not fit the format of keys and values, or the rule would not be exact with these drafters.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Engine:
         rule: Rule | None = None,
     ) -> None:
         shape, speculation = model.shape, config.speculation
-        self.max_len = min(config.max_len or shape.context, shape.context)
+        if config.max_len is not None and config.max_len > shape.context:
+            raise ConfigError(f"max_len must be at most the model's context of {shape.context} tokens, got {config.max_len}")
+        self.max_len = config.max_len or shape.context
         longest = blocks_for(self.max_len)
         n_blocks = config.kv_tokens // BLOCK_SIZE if config.kv_tokens else max(longest, min(4 * longest, 32_768 // BLOCK_SIZE))
         if longest > n_blocks:
@@ -123,6 +126,7 @@ class Engine:
         given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
         self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
         self.budget = self._make_budget(self.drafter) if self.drafter else None
+        give_back()
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -241,6 +245,7 @@ class Engine:
         if self.budget:
             self.budget.follow(ended - forwarded + scheduled - started)
         drafting = drafted - scheduled + ended - committed if self.budget else 0.0
+        host = ended - started - drafting - (judged - drafted)
         due = sum(verdict is not None for verdict in verdicts)
         self._record_seconds(
             step,
@@ -251,10 +256,7 @@ class Engine:
                 reading=n_running - due,
                 drafted=sum(len(span.draft) for span in step),
                 emitted=sum(len(delta.tokens) for delta in deltas),
-                draft=drafting,
-                forward=forwarded - drafted,
-                verify=judged - forwarded,
-                host=ended - started - drafting - (judged - drafted),
+                spent=(drafting, forwarded - drafted, judged - forwarded, host),
             ),
         )
         return deltas
@@ -264,15 +266,9 @@ class Engine:
         other = plain(done, self.costs.seconds)
         whole = other.seconds(done.plain_passes)
         self.recent.add(done.seconds, whole, done.sequences, done.emitted)
-        for stats, seconds in (
-            (self.stats, whole),
-            *(
-                (span.sequence.stats, other.seconds(len(delta.tokens) if delta else 1))
-                for span, delta in zip(step, outcomes, strict=True)
-            ),
-        ):
-            stats.add_seconds(draft=done.draft, forward=done.forward, verify=done.verify, host=done.host)
-            stats.plain_seconds += seconds
+        self.stats.add_pass(done.spent, whole)
+        for span, delta in zip(step, outcomes, strict=True):
+            span.sequence.stats.add_pass(done.spent, other.seconds(len(delta.tokens) if delta else 1))
 
     def counts(self) -> Counts:
         """What is going on now, whether a step has run since something changed or not."""

@@ -14,6 +14,7 @@ from specdec.draft.base import Drafter
 from specdec.engine import Engine
 from specdec.kernels.portable import PortableKernels
 from specdec.metrics.speedup import Pass, Recent, plain
+from specdec.metrics.stats import PHASES
 from specdec.testing import Adversary, Oracle, TableModel, Thicket
 from specdec.types import Draft, Forward, Step
 
@@ -122,8 +123,9 @@ def test_the_estimate_is_the_truth(
 
 def done(**parts: float) -> Pass:
     """A pass of which nothing is known but this."""
-    nothing = dict.fromkeys(("rows", "sequences", "reading", "drafted", "emitted", "draft", "forward", "verify", "host"), 0)
-    return Pass(**{**nothing, **parts})  # type: ignore[arg-type]
+    spent = tuple(parts.pop(phase, 0.0) for phase in PHASES)
+    nothing = dict.fromkeys(("rows", "sequences", "reading", "drafted", "emitted"), 0)
+    return Pass(**{**nothing, **parts}, spent=spent)  # type: ignore[arg-type]
 
 
 def test_a_sequences_own_estimate() -> None:

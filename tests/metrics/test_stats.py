@@ -2,7 +2,7 @@
 
 import json
 
-from specdec.metrics.stats import Stats
+from specdec.metrics.stats import MOST_PASSES, Stats
 from specdec.types import Draft, Tree
 
 
@@ -43,3 +43,18 @@ def test_plans_are_counted() -> None:
     out = stats.as_dict()
     assert (out["proposed"], out["quiet_passes"], out["expected_tokens_per_pass"]) == (5, 1, 1.5)
     assert out["asked_by_drafter"] == {"suffix": 2, "recycling": 1}
+
+
+def test_seconds_are_summed_up_however_often_they_are_read() -> None:
+    """Passes are kept until somebody asks, or there are many; none is lost or counted twice."""
+    once, often = Stats(), Stats()
+    for i in range(2 * MOST_PASSES + 3):
+        for stats in (once, often):
+            stats.add_pass((1.0, 2.0, 0.5, 0.25 * i), float(i))
+        if i % 100 == 0:
+            assert often.seconds["draft"] == i + 1
+    n = 2 * MOST_PASSES + 3
+    expected = {"draft": n, "forward": 2 * n, "verify": n / 2, "host": 0.25 * n * (n - 1) / 2}
+    assert once.seconds == often.seconds == once.as_dict()["seconds"] == expected
+    assert once.plain_seconds == often.plain_seconds == n * (n - 1) / 2
+    assert once.speedup == once.plain_seconds / sum(expected.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from specdec.metrics.stats import Stats
 from specdec.metrics.watch import KNOWN, Share, Watch
 
@@ -72,3 +74,23 @@ def test_what_others_had_is_no_miss() -> None:
     assert dict(stats.hits_by_drafter) == {"suffix": 2, "recycling": 2}
     assert dict(stats.misses_by_drafter) == {"suffix": 1, "recycling": 1}
     assert {name: share.asks for name, share in watch.shares.items()} == {"suffix": 3, "recycling": 3}
+
+
+def test_asks_may_be_looked_at_in_bulk() -> None:
+    """A look takes in what a quarter of a second brought. While the memory fills the mean is exact; then a few hundred asks at
+    once give what the same share gives one by one, however they lay."""
+    single, bulk = Share(), Share()
+    for _ in range(50):
+        for hit in (1, 0, 0, 1):
+            single.add(hit, 1 - hit)
+        bulk.add(2, 2)
+        assert bulk.usual == pytest.approx(single.usual)
+    assert bulk.recent == pytest.approx(0.5)
+    for _ in range(100):
+        single.add(1, 0)
+        single.add(0, 1)
+        single.add(0, 1)
+    bulk.add(100, 200)
+    assert bulk.asks == single.asks == 500
+    assert bulk.usual == pytest.approx(single.usual)
+    assert bulk.recent == pytest.approx(single.recent, abs=0.01)

@@ -28,7 +28,7 @@ from specdec.config import ConfigError, ServeConfig
 from specdec.llm import LLM
 from specdec.serve.logs import JsonFormatter, TextFormatter, is_news
 from specdec.serve.service import Service
-from specdec.serve.tracing import Tracing
+from specdec.serve.tracing import EVENTS, Tracing
 
 POISON = 7
 BODY = {"prompt": "tick tock", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -191,7 +191,7 @@ def test_traces_under_concurrency(traced: Running, spans: Spans) -> None:
 
     def ask(i: int) -> None:
         parent = {"traceparent": f"00-{i + 1:032x}-{i + 1:016x}-01", "X-Request-Id": f"r{i}"}
-        body = {**BODY, "prompt": "tick " * (1 + i), "max_tokens": 10 + i, "stats": True}
+        body = {**BODY, "prompt": "tick " * (1 + i), "max_tokens": 10 + 9 * i, "stats": True}
         answers[f"r{i}"] = httpx.post(traced.url + ROUTES[0], json=body, headers=parent, timeout=60).json()
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
@@ -212,12 +212,14 @@ def test_traces_under_concurrency(traced: Running, spans: Spans) -> None:
         assert root.start_time <= queue.start_time <= queue.end_time == prefill.start_time
         assert prefill.end_time == decode.start_time <= decode.end_time <= root.end_time
         stats = answers[name]["choices"][0]["stats"]
-        assert decode.attributes["specdec.tokens"] == root.attributes["gen_ai.usage.output_tokens"] == 10 + i
+        assert decode.attributes["specdec.tokens"] == root.attributes["gen_ai.usage.output_tokens"] == 10 + 9 * i
         assert decode.attributes["specdec.passes"] == stats["target_passes"]
         assert root.attributes["specdec.accepted"] == stats["accepted"]
         assert root.attributes["specdec.tokens_per_pass"] == pytest.approx(stats["tokens_per_pass"])
         assert root.attributes["gen_ai.response.finish_reasons"] == ("length",)
-        assert sum(event.attributes["tokens"] for event in decode.events) == 10 + i
+        assert sum(event.attributes["tokens"] for event in decode.events) == 10 + 9 * i
+        assert sum(event.attributes["passes"] for event in decode.events) == stats["target_passes"]
+        assert 0 < len(decode.events) <= EVENTS
         assert all(decode.start_time <= event.timestamp <= decode.end_time for event in decode.events)
         assert root.status.status_code == StatusCode.UNSET
 

@@ -13,9 +13,10 @@ import httpx
 import pytest
 from checkpoints import tiny
 from prometheus_client.parser import text_string_to_metric_families
-from serving import ROUTES, Running, call, poisoned, serving, slowed, until
+from serving import PATIENCE, ROUTES, Running, call, poisoned, serving, slowed, until
 
 from specdec.llm import LLM
+from specdec.serve import worker
 
 POISON = 7
 """A prompt with this token ends with an error."""
@@ -244,3 +245,43 @@ def test_a_dead_engine_is_seen(tmp_path: Path) -> None:
         assert now["specdec:kv_cache_usage_perc"] == 0
         for connection in connections:
             connection.close()
+
+
+def test_a_scrape_sees_what_runs(tmp_path: Path) -> None:
+    """Times of an answer that is still coming are in the histograms, each once, although they are put there when somebody asks;
+    and the engine's numbers are those of now."""
+    llm = slowed(load(tiny(tmp_path), max_sequences=2), 0.005)
+    with serving(llm, model_name="tiny") as server:
+        body = {"prompt": "ab", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        connection = call(server, ROUTES[0], body)
+        until(lambda: server.metrics()["specdec:inter_token_latency_seconds_count"] > 5, 5)
+        now = server.metrics()
+        assert now["specdec:time_to_first_token_seconds_count"] == now["specdec:num_requests_running"] == 1
+        assert now["specdec:delivery_seconds_count"] > 2
+        emitted = llm.engine.stats.emitted
+        assert emitted <= server.metrics()["specdec:generation_tokens_total"]
+        connection.close()
+        now = server.settled()
+        assert now["specdec:inter_token_latency_seconds_count"] < now["specdec:generation_tokens_total"]
+        assert now["specdec:request_success_total{abort}"] == 1
+
+
+def test_a_long_pass_keeps_no_scrape_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the numbers of an earlier one."""
+    monkeypatch.setattr(worker, "LOOK_SECONDS", 0.05)
+    llm = load(tiny(tmp_path))
+    with serving(llm, model_name="tiny") as server:
+        going, step = threading.Event(), llm.engine.step
+
+        def long() -> object:
+            assert going.wait(PATIENCE)
+            return step()
+
+        llm.engine.step = long  # type: ignore[method-assign]
+        connection = call(server, ROUTES[0], {"prompt": "ab", "max_tokens": 2, "ignore_eos": True})
+        until(lambda: server.server.service.worker.n_open == 1)
+        assert server.metrics()["specdec:num_requests_running"] == 0
+        going.set()
+        assert b"200 OK" in connection.recv(1000)
+        assert server.metrics()["specdec:generation_tokens_total"] == 2
+        connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Reference
-from serving import frames_of
+from serving import PATIENCE, frames_of
 
 from specdec.config import SamplingParams, ServeConfig
 from specdec.llm import LLM
 from specdec.metrics.histogram import Histogram
+from specdec.serve import worker
 from specdec.serve.app import create_app
 from specdec.serve.generation import Piece
 from specdec.serve.schema import ChatBody, CompletionBody
@@ -104,7 +106,7 @@ def test_the_middle_of_a_stream_goes_straight(words: LLM) -> None:
     assert client.text == whole(words, 40)
 
 
-@pytest.mark.parametrize("slow", [{3}, {2, 3, 4}, set(range(2, 40))])
+@pytest.mark.parametrize("slow", [{3}, {2, 3, 4}, set(range(2, 99))])
 def test_what_a_slow_client_does_not_take_at_once_keeps_its_order(words: LLM, slow: set[int]) -> None:
     """What cannot be written there and then goes on in a task, and what comes in the meantime waits for it."""
 
@@ -145,6 +147,52 @@ def test_an_error_of_a_straight_write_ends_the_request(words: LLM) -> None:
     with pytest.raises(RuntimeError, match="no such message"):
         asyncio.run(Client(create_app(llm, ServeConfig()), take).ask(ignore_eos=True))
     assert not llm.engine.has_work
+
+
+def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine waits for the event loop, where that is fast enough; and nothing but the first frame needs a task, so where
+    many streams end together none waits for what has to be done at another's end."""
+    monkeypatch.setattr(worker, "TURN_SECONDS", 10.0)
+    llm, seen = fresh(words), []
+    step = llm.engine.step
+
+    def watched() -> Any:
+        seen.append("pass")
+        return step()
+
+    async def take(frame: int) -> None:
+        seen.append("frame")
+
+    llm.engine.step = watched  # type: ignore[method-assign]
+    client = Client(create_app(llm, ServeConfig()), take)
+    asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
+    assert client.ended
+    assert client.straight == client.frames - 1
+    told = "".join(what[0] for what in seen)
+    assert told.strip("p").startswith("fp" * 20)
+    assert "ff" not in told
+
+
+def test_a_busy_event_loop_does_not_keep_the_engine(words: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for a moment only: passes go on while a frame takes its time."""
+    monkeypatch.setattr(worker, "TURN_SECONDS", 0.001)
+    llm, passes = fresh(words), []
+    step = llm.engine.step
+
+    def watched() -> Any:
+        passes.append(1)
+        return step()
+
+    async def take(frame: int) -> None:
+        if frame == 2:
+            before = len(passes)
+            end = time.perf_counter() + PATIENCE
+            while len(passes) < before + 3 and time.perf_counter() < end:
+                time.sleep(0.001)
+            assert len(passes) >= before + 3
+
+    llm.engine.step = watched  # type: ignore[method-assign]
+    asyncio.run(Client(create_app(llm, ServeConfig()), take).ask(max_tokens=40, ignore_eos=True))
 
 
 def test_a_rate_limited_stream_takes_its_time(words: LLM) -> None:

@@ -1,7 +1,7 @@
 """The server's metrics in Prometheus' format: vLLM's names where vLLM counts the same thing, under ``specdec:``.
 
-What the engine counts is read from its latest snapshot, so a scrape costs the engine nothing; what concerns requests is
-counted on the event loop. In these names a *request* is one sequence, as with vLLM: an HTTP request with n answers counts n
+What the engine counts is read from a snapshot that is taken for each scrape; what concerns requests is counted on the event
+loop. In these names a *request* is one sequence, as with vLLM: an HTTP request with n answers counts n
 times. Only ``requests_refused`` counts HTTP requests.
 """
 

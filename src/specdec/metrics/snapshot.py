@@ -41,7 +41,7 @@ class Snapshot:
             by_drafter={
                 name: dict(getattr(stats, f"{name}_by_drafter")) for name in ("drafted", "accepted", "asked", "hits", "misses")
             },
-            seconds=dict(stats.seconds),
+            seconds=stats.seconds,
             plain_seconds=stats.plain_seconds,
             speedup=engine.recent.speedup,
             tokens_per_pass=engine.recent.tokens_per_pass,

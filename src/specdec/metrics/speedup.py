@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec.metrics.stats import Seconds
 
 MEMORY_SECONDS = 60.0
 """Live figures are means over about this much time spent in passes; older ones fade."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One step of the engine: its rows, what came of it, and the seconds of its parts."""
 
     rows: int
@@ -35,14 +36,12 @@ class Pass:
     drafted: int
     """Rows of drafts."""
     emitted: int
-    draft: float
-    forward: float
-    verify: float
-    host: float
+    spent: Seconds
+    """Drafting, in the forward, verifying, and the host's."""
 
     @property
     def seconds(self) -> float:
-        return self.draft + self.forward + self.verify + self.host
+        return sum(self.spent)
 
     @property
     def plain_passes(self) -> float:
@@ -51,8 +50,7 @@ class Pass:
         return (self.emitted + self.reading) / running if self.emitted else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(NamedTuple):
     """What passes without drafts would have taken in place of one that ran, its rows of prompts being read too."""
 
     one: float
@@ -73,14 +71,14 @@ def plain(done: Pass, cost: Callable[[int], float]) -> Plain:
         done: what really ran.
         cost: measured seconds of a forward by its rows, >= 1; only its ratios matter.
     """
+    _, forward, verify, host = done.spent
     if not done.emitted:
-        return Plain(0.0, done.forward + done.verify + done.host)
+        return Plain(0.0, forward + verify + host)
     whole, decoding = cost(done.rows), done.sequences + done.drafted
-    prompts = done.forward * (1 - cost(decoding) / whole) if done.rows > decoding else 0.0
+    prompts = forward * (1 - cost(decoding) / whole) if done.rows > decoding else 0.0
     rows = done.emitted / done.plain_passes
-    choosing = done.verify * rows / done.emitted
-    one = done.forward * _between(cost, rows) / whole + choosing + done.host
-    return Plain(one, prompts)
+    choosing = verify * rows / done.emitted
+    return Plain(forward * _between(cost, rows) / whole + choosing + host, prompts)
 
 
 def _between(cost: Callable[[int], float], rows: float) -> float:

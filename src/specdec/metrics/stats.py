@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from specdec.types import ROOT, Draft
 
 PHASES = ("draft", "forward", "verify", "host")
+Seconds: TypeAlias = tuple[float, float, float, float]
+"""Of a pass, by phase."""
+MOST_PASSES = 256
+"""Kept before they are summed up."""
 
 
 @dataclass(slots=True)
@@ -52,8 +56,34 @@ class Stats:
     accepted_by_drafter: Counter[str] = field(default_factory=Counter)
     hits_by_drafter: Counter[str] = field(default_factory=Counter)
     misses_by_drafter: Counter[str] = field(default_factory=Counter)
-    plain_seconds: float = 0.0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    _sums: list[float] = field(default_factory=lambda: [0.0] * (len(PHASES) + 1))
+    """Seconds by phase and plain ones, of passes that have been summed up."""
+    _passes: list[tuple[Seconds, float]] = field(default_factory=list)
+    """Those that have not: every sequence has one more after each pass, and to sum them up then would take as many cold looks
+    at memory as there are sequences."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Spent, by phase."""
+        return dict(zip(PHASES, self._sum(), strict=False))
+
+    @property
+    def plain_seconds(self) -> float:
+        return self._sum()[-1]
+
+    def add_pass(self, spent: Seconds, plain: float) -> None:
+        """Count what a pass took, and what it would have taken with speculation off."""
+        self._passes.append((spent, plain))
+        if len(self._passes) >= MOST_PASSES:
+            self._sum()
+
+    def _sum(self) -> list[float]:
+        if self._passes:
+            spent, plain = zip(*self._passes, strict=True)
+            columns = (*zip(*spent, strict=True), plain)
+            self._sums = [before + sum(column) for before, column in zip(self._sums, columns, strict=True)]
+            self._passes = []
+        return self._sums
 
     @property
     def tokens_per_pass(self) -> float:
@@ -120,13 +150,6 @@ class Stats:
         if last in draft.tree.parents:
             self.reached_by_depth[len(path) + 1] += 1
 
-    def add_seconds(self, *, draft: float, forward: float, verify: float, host: float) -> None:
-        seconds = self.seconds
-        seconds["draft"] += draft
-        seconds["forward"] += forward
-        seconds["verify"] += verify
-        seconds["host"] += host
-
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values for JSON; depths count from 1."""
         return {
@@ -155,7 +178,7 @@ class Stats:
             "misses_by_drafter": dict(self.misses_by_drafter),
             "plain_seconds": self.plain_seconds,
             "speedup": self.speedup,
-            "seconds": dict(self.seconds),
+            "seconds": self.seconds,
         }
 
 

@@ -36,17 +36,27 @@ class Share:
     collapsed: bool = False
 
     def add(self, hits: int, misses: int) -> None:
-        """Take in asks, hits first; as many as a few passes bring, so that their order does not matter."""
-        for hit in (1.0,) * hits + (0.0,) * misses:
-            self.asks += 1
-            self.recent += (hit - self.recent) / min(self.asks, RECENT)
-            self.usual += (hit - self.usual) / min(self.asks, USUAL)
+        """Take in asks, as if hits were spread evenly among them: of a few passes, so that this hardly differs from how they
+        came."""
+        n = hits + misses
+        self.recent = _mean(self.recent, self.asks, RECENT, hits / n, n)
+        self.usual = _mean(self.usual, self.asks, USUAL, hits / n, n)
+        self.asks += n
         if self.asks < KNOWN or self.usual < LEAST:
             self.collapsed = False
         elif self.recent < ON * self.usual:
             self.collapsed = True
         elif self.recent > OFF * self.usual:
             self.collapsed = False
+
+
+def _mean(mean: float, seen: int, memory: int, new: float, n: int) -> float:
+    """The mean of all that was seen, and once that is more than the memory, one in which older values fade; after ``n`` more
+    whose own mean is ``new``."""
+    first = min(n, max(0, memory - seen))  # those that still fill the memory
+    if first:
+        mean += (new - mean) * first / (seen + first)
+    return new + (mean - new) * (1 - 1 / memory) ** (n - first)
 
 
 class Watch:

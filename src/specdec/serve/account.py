@@ -6,6 +6,7 @@ answered, broken off, or left by its client. What a client sent or got as text i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -86,6 +87,10 @@ def _of_choices(generation: Generation, arrived: float) -> dict[str, Any]:
     first = [choice.passes[0][0] for choice in choices if choice.passes]
     stats = [choice.stats for choice in choices if choice.stats]
     spent = sum(sum(one["seconds"].values()) for one in stats)
+    accepted = Counter[str | None]()
+    for choice in choices:
+        accepted.update(choice.sources)
+    del accepted[None]
     return {
         "finish_reason": ",".join(sorted({choice.end or "abort" for choice in choices})),
         "prompt_tokens": sum(len(prompt) for prompt in generation.asked.prompts),
@@ -95,8 +100,8 @@ def _of_choices(generation: Generation, arrived: float) -> dict[str, Any]:
         "first_token_seconds": min(first) - arrived if first else None,
         "tokens_per_pass": tokens / passes if passes else None,
         "drafted": sum(one["drafted"] for one in stats) if stats else None,
-        "accepted": sum(source is not None for choice in choices for source in choice.sources),
-        "accepted_by_drafter": dict(Counter(source for choice in choices for source in choice.sources if source)) or None,
+        "accepted": accepted.total(),
+        "accepted_by_drafter": dict(accepted) or None,
         "speedup": sum(one["plain_seconds"] for one in stats) / spent if spent else None,
     }
 
@@ -140,8 +145,8 @@ class Accounts:
                 account.status = account.status or 500
             raise
         finally:
-            if account:
-                account.end()
+            if account:  # others may have ended with the same pass: they get their last frames first
+                asyncio.get_running_loop().call_soon(account.end)
 
 
 def id_of(headers: Headers) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from specdec.engine import RequestError
 from specdec.metrics.prometheus import ServerMetrics
+from specdec.metrics.stats import Stats
 from specdec.sampling import derive_seed
 from specdec.serve.account import Account
 from specdec.serve.errors import ApiError, too_slow
@@ -72,7 +73,9 @@ class Choice:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self.finish_reason: FinishReason | None = None
-        self.stats: dict[str, Any] = {}
+        self._counts: Stats | None = None
+        """The engine's, once it has ended."""
+        self._stats: dict[str, Any] = {}
         self.times = Times()
         self.passes: list[tuple[float, int]] = []
         """When each pass ended that gave it tokens (perf_counter), and how many tokens there were then."""
@@ -81,19 +84,30 @@ class Choice:
         self.complete = False
         """Everything has been taken, the finish reason too."""
         self._taken = 0
+        self._measured = 0
+        """Passes that the metrics have been told of."""
+        self._told = False
+        """They have been told of its end too."""
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the engine counted of it, once it has ended; nothing before that."""
+        if self._counts and not self._stats:
+            self._stats = self._counts.as_dict()
+        return self._stats
 
     def started(self) -> None:
         self._generation.started()
 
     def receive(self, delta: Delta, computed: float) -> None:
-        self._generation.measure(self, len(delta.tokens), computed)
         self.tokens += delta.tokens
+        if delta.tokens:
+            self.passes.append((computed, len(self.tokens)))
         self.sources += delta.sources
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
-        if delta.stats is not None:
-            self.stats = delta.stats.as_dict()
+        self._counts = delta.stats
         self.finish_reason = delta.finish_reason
         self._generation.received(self, delta.error, computed)
 
@@ -102,6 +116,37 @@ class Choice:
 
     def failed(self, error: ApiError) -> None:
         self._generation.failed(error)
+
+    def measure(self, metrics: ServerMetrics, arrived: float) -> None:
+        """Tell the metrics of the passes since the last time, and of the whole once it has come to an end of its own.
+
+        Args:
+            arrived: when the request did.
+        """
+        for at in range(self._measured, len(self.passes)):
+            computed, n = self.passes[at]
+            if at:
+                before, m = self.passes[at - 1]
+                metrics.inter_token.observe((computed - before) / (n - m), n - m)
+                continue
+            begun = self.times.begun
+            assert begun is not None
+            metrics.first_token.observe(computed - arrived)
+            metrics.queued.observe(begun - self.times.added)
+            metrics.prefill.observe(computed - begun)
+        self._measured = len(self.passes)
+        if self.finish_reason not in (None, "error") and not self._told:
+            self._told = True
+            self._measure_whole(metrics, arrived)
+
+    def _measure_whole(self, metrics: ServerMetrics, arrived: float) -> None:
+        n, first, last = len(self.tokens), self.passes[0][0], self.passes[-1][0]
+        metrics.latency.observe(last - arrived)
+        metrics.decode.observe(last - first)
+        if n > 1:
+            metrics.per_token.observe((last - first) / (n - 1))
+        metrics.prompt_length.observe(len(self.prompt))
+        metrics.output_length.observe(n)
 
     def take(self, limit: int | None = None) -> Piece | None:
         """What was not taken yet, of at most ``limit`` tokens; None where there is nothing new."""
@@ -147,7 +192,8 @@ class Generation:
         self._fault: Exception | None = None
         """Raised by ``write``."""
         self.write: Callable[[], bool] | None = None
-        """Writes what is new of a stream there and then; False where it cannot, and whoever waits has to."""
+        """Writes what is new of a stream there and then; False where it cannot, or where that was the end: whoever waits is
+        woken then."""
         self._timer: asyncio.TimerHandle | None = None
         self._ids: list[int] = []
         self._left = 0
@@ -156,6 +202,8 @@ class Generation:
         """When the oldest delta was computed that nobody has woken up for; of an answer that is sent whole, the last one."""
         self._sending: float | None = None
         """The same of what is being sent."""
+        self._deliveries: list[float] = []
+        """Seconds of each that the metrics have not been told of."""
         self.error: ApiError | None = None
         self.closed = False
         params = asked.params
@@ -197,7 +245,8 @@ class Generation:
         try:
             self._ids = await self._worker.add(jobs, self.choices)
         except RequestError as error:
-            raise ApiError(400, str(error)) from error
+            param = asked.text_field if error.field == "prompt" else error.field
+            raise ApiError(400, str(error), param=param) from error
         finally:
             if not self._ids:
                 self.close()
@@ -224,44 +273,22 @@ class Generation:
     def delivered(self) -> None:
         """What was taken has been written to the client."""
         if self._sending is not None:
-            self._metrics.delivery.observe(time.perf_counter() - self._sending)
+            self._deliveries.append(time.perf_counter() - self._sending)
             self._sending = None
-
-    @property
-    def ending(self) -> bool:
-        """Has one of its sequences come to its end?"""
-        return any(choice.finish_reason for choice in self.choices)
 
     @property
     def finished(self) -> bool:
         """Has everything been taken?"""
         return all(choice.complete for choice in self.choices)
 
-    def measure(self, choice: Choice, n: int, computed: float) -> None:
-        """Measure a pass that gave a choice ``n`` more tokens."""
-        if not n:
-            return
-        metrics = self._metrics
-        if choice.passes:
-            metrics.inter_token.observe((computed - choice.passes[-1][0]) / n, n)
-        else:
-            begun = choice.times.begun
-            assert begun is not None
-            metrics.first_token.observe(computed - self._account.arrived)
-            metrics.queued.observe(begun - choice.times.added)
-            metrics.prefill.observe(computed - begun)
-        choice.passes.append((computed, len(choice.tokens) + n))
-
-    def _measure_end(self, choice: Choice) -> None:
-        """Measure a choice that has come to an end of its own."""
-        metrics, n = self._metrics, len(choice.tokens)
-        first, last = choice.passes[0][0], choice.passes[-1][0]
-        metrics.latency.observe(last - self._account.arrived)
-        metrics.decode.observe(last - first)
-        if n > 1:
-            metrics.per_token.observe((last - first) / (n - 1))
-        metrics.prompt_length.observe(len(choice.prompt))
-        metrics.output_length.observe(n)
+    def measure(self) -> None:
+        """Tell the metrics what has been noted since the last time. While tokens come it is only noted: a pass leaves cold
+        caches behind, in which this would take several times as long."""
+        for choice in self.choices:
+            choice.measure(self._metrics, self._account.arrived)
+        for seconds in self._deliveries:
+            self._metrics.delivery.observe(seconds)
+        self._deliveries.clear()
 
     def received(self, choice: Choice, error: str | None, computed: float) -> None:
         """A choice got a delta."""
@@ -271,8 +298,6 @@ class Generation:
             self._left -= 1
             choice.end = choice.finish_reason
             self._metrics.finished.labels(choice.finish_reason).inc()
-            if choice.finish_reason != "error":
-                self._measure_end(choice)
         if choice.finish_reason == "error":
             self._break_off(ApiError(500, f"the answer broke off: {error}", code="generation_failed"), "abort")
         elif self._streamed or not self._left:
@@ -306,6 +331,7 @@ class Generation:
             if self._timer:
                 self._timer.cancel()
             self._end("abort")
+            self.measure()
             self._news.set()
 
     def _break_off(self, error: ApiError, reason: str) -> None:

@@ -1,12 +1,14 @@
-"""Gets a thread that does little, and that others wait for, onto a core at once.
+"""What keeps a server's answers from waiting.
 
-Linux lets whoever runs go on for some milliseconds before a thread that wakes up has its turn, and passes keep all cores
-busy. A thread that asks for short turns is given them at once (from Linux 6.12 on); its share of the time stays the same.
+A thread that does little, and that others wait for, should get onto a core at once. Linux lets whoever runs go on for some
+milliseconds before a thread that wakes up has its turn, and passes keep all cores busy. A thread that asks for short turns is
+given them at once (from Linux 6.12 on); its share of the time stays the same.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import platform
 import struct
 import sys
@@ -17,6 +19,13 @@ _SET, _GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(
 """Numbers of the system calls sched_setattr and sched_getattr."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """size, policy, flags, nice, priority, turn in nanoseconds (called runtime there), deadline, period."""
+
+
+def set_aside() -> None:
+    """Have Python's collector of garbage never again go through what is there now: a model and its libraries, to be called once
+    they are loaded. To do so takes it a good part of a second, in which no stream gets anything."""
+    gc.collect()
+    gc.freeze()
 
 
 def ask_for_short_turns() -> bool:

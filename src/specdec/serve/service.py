@@ -124,7 +124,7 @@ class Service:
 
     def _admit(self, n: int) -> None:
         if n > self._most:
-            raise ApiError(400, f"the request asks for {n} answers, but this server holds {self._most} at once")
+            raise ApiError(400, f"the request asks for {n} answers, but this server holds {self._most} at once", param="n")
         if self.worker.n_open + self._coming + n > self._most:
             raise ApiError(
                 429,
@@ -132,6 +132,13 @@ class Service:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+
+    async def figures(self) -> bytes:
+        """The metrics in Prometheus' format, as of now."""
+        await self.worker.look()
+        for generation in self._open:
+            generation.measure()
+        return await asyncio.to_thread(self.metrics.render)  # some milliseconds, in which no stream is to wait
 
     async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
         """Take no more requests; let those that run go on for so long, unless hurried, then end them with an error."""

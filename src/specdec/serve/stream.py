@@ -70,7 +70,7 @@ class Reply(Response):
         generation.delivered()
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started = ended = False
         straight = None if self._rate is not None else scope.get("state", {}).get(STRAIGHT)
         async with Patience(self._stalled) as patience, _Shortcut(self._generation, self._shape, straight) as shortcut:
             async for frames in messages(self._generation, self._shape, self._rate):
@@ -79,17 +79,21 @@ class Reply(Response):
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
                 await shortcut.clear()
-                await send(_events(frames))
+                ended = frames[-1] == DONE
+                await send(_events(frames, ended=ended))
                 patience.end()
                 self._generation.delivered()
                 shortcut.open = True
-        if started and not patience.lost:
+            if shortcut.ended:
+                patience.begin()
+                await shortcut.clear()
+        if started and not (ended or shortcut.ended or patience.lost):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _events(frames: list[str]) -> Message:
+def _events(frames: list[str], *, ended: bool = False) -> Message:
     data = "".join([f"data: {frame}\n\n" for frame in frames]).encode()
-    return {"type": "http.response.body", "body": data, "more_body": True}
+    return {"type": "http.response.body", "body": data, "more_body": not ended}
 
 
 class Patience:
@@ -137,9 +141,10 @@ class Patience:
 
 
 class _Shortcut:
-    """Writes what comes in the middle of a stream there and then, instead of waking its task for it.
+    """Writes what follows the first frames of a stream there and then, instead of waking its task for it.
 
-    A pass has a token for each of many streams, and the last of them waits for all others.
+    A pass has a token for each of many streams, and the last of them waits for all others. Streams end together too: what has
+    to be done at an end waits until all have their last frames.
 
     Args:
         send: the server's own; None: there is no shortcut.
@@ -151,6 +156,8 @@ class _Shortcut:
         """Sends the rest of what could not be written at once."""
         self.open = False
         """The response has begun, and its task sends nothing."""
+        self.ended = False
+        """The end of the response was written here."""
 
     async def clear(self) -> None:
         """Close it, and wait until all that was written here has gone."""
@@ -166,21 +173,24 @@ class _Shortcut:
 
     def _write(self) -> bool:
         generation = self._generation
-        if not self.open or generation.ending or not self._is_clear():
+        if not self.open or generation.error or not self._is_clear():
             return False
         generation.sending()
         frames = [frame for piece in _take(generation, None) for frame in self._shape.frames(piece)]
+        if generation.finished:
+            self.ended = True
+            frames += [*self._shape.last(generation), DONE]
         if not frames:
             return True
         assert self._send is not None
-        sending = cast(Coroutine[Any, Any, None], self._send(_events(frames)))
+        sending = cast(Coroutine[Any, Any, None], self._send(_events(frames, ended=self.ended)))
         try:
             waits_for = sending.send(None)
         except StopIteration:
             generation.delivered()
         else:  # the client is slow: what follows waits for this, and goes the long way
             self._rest = asyncio.ensure_future(_go_on(sending, waits_for))
-        return True
+        return not self.ended
 
     async def __aenter__(self) -> _Shortcut:
         if self._send:
@@ -245,6 +255,8 @@ async def messages(generation: Generation, shape: Shape, rate: float | None) -> 
                 raise generation.error
             yield [dump(generation.error.body), DONE]
             return
+        if generation.finished:
+            return  # its end was written by a shortcut
 
 
 def _take(generation: Generation, most: int | None) -> list[Piece]:

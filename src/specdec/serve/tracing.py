@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from specdec.serve.account import Account
     from specdec.serve.generation import Choice
 
-PASSES = 100
-"""Most passes of a sequence that are events of its decode span; of more, every so many-th is one."""
+EVENTS = 12
+"""Most that a decode span has. An event tells of a pass, and where there are more passes than that, of several: it costs as
+much as a few tokens' frames."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -69,7 +70,7 @@ class Tracing:
         epoch = time.time_ns() - time.perf_counter_ns()
         span = self._tracer.start_span(
             account.route,
-            context=_PROPAGATOR.extract(headers, context=Context()),
+            context=_PROPAGATOR.extract(headers, context=Context()) if "traceparent" in headers else Context(),
             kind=SpanKind.SERVER,
             start_time=_ns(account.arrived, epoch),
         )
@@ -126,7 +127,7 @@ class Trace:
             span = self._tracing.write(self._span, name, self._ns(start), dict(_of_part(name, choice)))
             if name == "decode":
                 for at, event in _events(choice):
-                    span.add_event("pass", event, self._ns(at))
+                    span.add_event("passes", event, self._ns(at))
             if choice.end == "error" and (end is None or name == "decode"):
                 span.set_status(Status(StatusCode.ERROR))
             span.end(end_time=self._ns(now if end is None else end))
@@ -181,13 +182,15 @@ def _of_part(name: str, choice: Choice) -> Iterator[tuple[str, Any]]:
 
 
 def _events(choice: Choice) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Passes and when they ended: how many tokens each gave, and how many of those each drafter."""
-    every = math.ceil(len(choice.passes) / PASSES)
+    """Passes, one or several at a time, and when they ended: how many tokens they gave, and how many of those each drafter."""
+    size = math.ceil(len(choice.passes) / EVENTS)
     start = 0
-    for i, (at, stop) in enumerate(choice.passes):
-        if i % every == 0:
-            accepted = Counter(source for source in choice.sources[start:stop] if source)
-            yield at, {"tokens": stop - start, **{f"accepted.{drafter}": n for drafter, n in accepted.items()}}
+    for first in range(0, len(choice.passes), size):
+        passes = choice.passes[first : first + size]
+        at, stop = passes[-1]
+        accepted = Counter(source for source in choice.sources[start:stop] if source)
+        told = {"passes": len(passes), "tokens": stop - start}
+        yield at, {**told, **{f"accepted.{drafter}": n for drafter, n in accepted.items()}}
         start = stop
 
 

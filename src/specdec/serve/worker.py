@@ -3,6 +3,10 @@
 Commands go in through a queue that is emptied between passes, so whoever hangs up has freed his blocks before the next one.
 Deltas come out once per pass, in one call on the event loop's thread. Nothing here encodes, decodes, or writes to a socket;
 only where a request has stop strings does the engine see text, since where they end it decides what is computed next.
+
+Before the next pass the event loop has its turn, for a few milliseconds at most: what is to be sent goes out at once. That
+costs no time: otherwise either thread would wait for Python's lock again and again while the other holds it, and the event loop
+for one of the cores, which a pass keeps busy and Linux hands over at its next tick.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVarTuple
 
@@ -31,8 +36,12 @@ _log = logging.getLogger(__name__)
 SWITCH_SECONDS = 5e-5
 """Python's default lets one thread keep the other waiting for 5 ms, which is a whole pass of a small model."""
 
-OBSERVE_SECONDS = 0.05
-"""Most by which the copy of the engine's numbers lags behind, and a pass: to make one costs as much as some tokens' frames."""
+WATCH_SECONDS = 0.25
+"""Between two looks at how often drafters are right, and a pass."""
+TURN_SECONDS = 0.003
+"""Longest that the engine waits for the event loop to send what a pass has given."""
+LOOK_SECONDS = 1.0
+"""Longest that whoever wants to see the engine's numbers waits for the end of a pass."""
 
 
 class Listener(Protocol):
@@ -81,9 +90,14 @@ class _Abort:
     ids: Many[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    seen: asyncio.Future[None]
+
+
 _Given = TypeVarTuple("_Given")
 
-_Command: TypeAlias = _Add | _Abort | None
+_Command: TypeAlias = _Add | _Abort | _Look | None
 """None ends the thread."""
 
 
@@ -98,16 +112,18 @@ class Worker:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {}
         self._starting: set[asyncio.Future[list[int]]] = set()
+        self._looking: set[asyncio.Future[None]] = set()
+        self._sent = threading.Event()
+        """The event loop has done what a pass gave it to do."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failed = False
         """The engine has raised what it must never raise; nothing runs any more."""
         self._watch = Watch()
+        self._watched = 0.0
+        """When it last looked."""
         self.snapshot = Snapshot.of(engine, self._watch)
-        """The engine's numbers: of a moment ago while it runs, its latest ones once it rests. Replaced whole, so any thread may
-        read it."""
-        self._observed = 0.0
-        """When that was."""
+        """The engine's numbers when ``look`` was last called. Replaced whole, so any thread may read it."""
 
     @property
     def n_open(self) -> int:
@@ -156,29 +172,47 @@ class Worker:
             self._listeners.pop(sequence_id, None)
         self._commands.put(_Abort(ids))
 
+    async def look(self) -> None:
+        """Have the engine's numbers copied to ``snapshot``, between two passes, so that all are of one moment. Where that would
+        take too long, an earlier copy stays."""
+        if self.failed:
+            return
+        seen = asyncio.get_running_loop().create_future()
+        self._looking.add(seen)
+        seen.add_done_callback(self._looking.discard)
+        self._commands.put(_Look(seen))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(seen, LOOK_SECONDS)
+
     # On the engine's thread.
 
     def _run(self) -> None:
         try:
             while self._obey():
-                self._advance()
+                self._sent.clear()
+                if self._advance():
+                    self._sent.wait(TURN_SECONDS)
         except BaseException:
             _log.exception("the engine has failed; all requests end with an error")
-            self.snapshot = self.snapshot.at_rest()
-            self._tell(self._fail)
+            self._tell(self._fail, self._last())
 
-    def _advance(self) -> None:
-        """Run a pass. The engine's numbers are copied now and then while tokens are on their way, and before an answer that is
-        whole: whoever has that finds it counted."""
+    def _last(self) -> Snapshot:
+        try:
+            now = Snapshot.of(self._engine, self._watch)
+        except Exception:  # it may have failed in the middle of anything
+            now = self.snapshot
+        return now.at_rest()
+
+    def _advance(self) -> bool:
+        """Run a pass; is there something to send?"""
         deltas = self._engine.step()
         computed = time.perf_counter()
-        ended = any(delta.finish_reason for delta in deltas)
-        if ended:
-            self._observe()
         if deltas:
             self._tell(self._deliver, deltas, computed)
-        if not ended and computed > self._observed + OBSERVE_SECONDS:
-            self._observe()
+        if computed > self._watched + WATCH_SECONDS:
+            self._watch.look(self._engine.stats)
+            self._watched = computed
+        return bool(deltas)
 
     def _obey(self) -> bool:
         """Carry out what was asked since the last pass, waiting while there is nothing to compute; False ends the thread."""
@@ -195,7 +229,8 @@ class Worker:
                 case _Abort():
                     for sequence_id in command.ids:
                         self._engine.abort(sequence_id)
-            self._observe()
+                case _Look():
+                    self._tell(self._seen, command.seen, Snapshot.of(self._engine, self._watch))
 
     def _add(self, command: _Add) -> None:
         ids: list[int] = []
@@ -221,10 +256,6 @@ class Worker:
             times=job.times,
         )
 
-    def _observe(self) -> None:
-        self.snapshot = Snapshot.of(self._engine, self._watch)
-        self._observed = time.perf_counter()
-
     def _tell(self, call: Callable[[*_Given], object], *given: *_Given) -> None:
         assert self._loop is not None
         try:
@@ -247,6 +278,11 @@ class Worker:
         if not command.started.done():
             command.started.set_exception(error)
 
+    def _seen(self, seen: asyncio.Future[None], snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if not seen.done():  # nobody has given up waiting
+            seen.set_result(None)
+
     def _deliver(self, deltas: list[Delta], computed: float) -> None:
         heard = []
         for delta in deltas:
@@ -259,9 +295,15 @@ class Worker:
             heard.append(listener)
         for listener in heard:
             listener.flush()
+        assert self._loop is not None
+        self._loop.call_soon(self._sent.set)  # behind the tasks that have just been woken
 
-    def _fail(self) -> None:
+    def _fail(self, snapshot: Snapshot) -> None:
         self.failed = True
+        self.snapshot = snapshot
+        for seen in list(self._looking):
+            if not seen.done():
+                seen.set_result(None)
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.failed(engine_failed())

@@ -14,6 +14,7 @@ from serving import error_of, frames_of
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from specdec.config import ServeConfig
+from specdec.serve.errors import ApiError
 from specdec.serve.scale.replicas import Asked, BrokenOff, NoReplica
 from specdec.serve.scale.router import TRIES, Router
 
@@ -243,3 +244,59 @@ def test_refusals_through_a_websocket_are_told_and_counted(caplog: pytest.LogCap
     assert [one["request_id"] for one in facts[:2]] == ["mine-1", "mine-2"]
     assert [(one["route"], one["status"]) for one in facts[2:]] == [("/v1/nothing", 404)]
     assert router.refused == {503: 2, 404: 1}
+
+
+def test_a_stream_whose_replica_dies_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The replica cannot; so the router says what its client was told, under the name by which the replica had it. One that is
+    asked again in time is told by who answers it."""
+    caplog.set_level(logging.INFO, "specdec")
+    script = Script(Scripted("a", 200, EVENTS, [], dies=True), Scripted("b", 200, EVENTS, FRAMES[:1], dies=True))
+    assert frames_of(through(script, json={"prompt": "p"}).content)[-1]["error"]["code"] == "replica_gone"
+    (facts,) = told(caplog)
+    assert (facts["status"], facts["code"], facts["route"]) == (200, "replica_gone", "/v1/completions")
+    assert [name_of(asked) for asked in script.asked] == [facts["request_id"]] * 2
+
+
+def test_a_message_whose_replica_dies_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As a stream is; the next one on its connection is answered, and told by its replica."""
+    caplog.set_level(logging.INFO, "specdec")
+    answers = (Scripted("b", 200, EVENTS, FRAMES[:1], dies=True), Scripted("c", 200, EVENTS, FRAMES))
+    script = Script(Scripted("a", 200, JSON, [b"{}"]), *answers)
+    router = Router(script, ServeConfig())
+    with TestClient(router).websocket_connect("/v1/completions", headers={"x-request-id": "i" * 128}) as socket:
+        socket.send_text('{"prompt": "p"}')
+        frames = [socket.receive_text() for _ in range(3)]
+        assert (json.loads(frames[1])["error"]["code"], frames[2]) == ("replica_gone", "[DONE]")
+        socket.send_text('{"prompt": "p"}')
+        assert [socket.receive_text() for _ in FRAMES][-1] == "[DONE]"
+    (facts,) = told(caplog)
+    assert (facts["request_id"], facts["code"]) == ("i" * 126 + "-1", "replica_gone")
+    assert "status" not in facts, "a message has no response of its own"
+    assert [name_of(asked) for asked in script.asked] == ["i" * 128, "i" * 126 + "-1", "i" * 126 + "-2"]
+    assert router.refused == {}
+
+
+def test_a_websocket_that_a_replica_denies_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By the router, since its replica was only asked for a list of models; the denial is the replica's, and counted there."""
+    caplog.set_level(logging.INFO, "specdec")
+    script = Script(Scripted("a", 401, JSON, [json.dumps(ApiError(401, "no key", code="missing_api_key").body).encode()]))
+    router = Router(script, ServeConfig())
+    with pytest.raises(WebSocketDenialResponse) as denied, TestClient(router).websocket_connect("/v1/completions"):
+        pass
+    assert (denied.value.status_code, error_of(denied.value)["code"]) == (401, "missing_api_key")
+    (facts,) = told(caplog)
+    assert facts.pop("seconds") >= 0
+    assert facts == {
+        "request_id": name_of(script.asked[0]),
+        "route": "/v1/completions",
+        "status": 401,
+        "error": "no key",
+        "code": "missing_api_key",
+    }
+    assert router.refused == {}
+
+
+def name_of(asked: Asked) -> str:
+    """By which a replica tells of it."""
+    (name,) = (value.decode() for header, value in asked.headers if header == b"x-request-id")
+    return name

@@ -181,10 +181,12 @@ class Engine:
 
     async def __init__(self, load: Load, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         from specdec.serve.app import create_app
+        from specdec.serve.promptness import set_aside
 
         llm = await asyncio.to_thread(load)
         self._app = create_app(llm, config)
         self._service = self._app.state.service
+        set_aside()
         self._service.worker.start()
 
     def check_health(self) -> None:
@@ -193,7 +195,7 @@ class Engine:
 
     async def figures(self) -> tuple[str, str]:
         """A name of this engine, and its metrics."""
-        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.render().decode()
+        return serve.get_replica_context().replica_id.unique_id, (await self._service.figures()).decode()
 
     async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
         """The response of the ordinary application: its head, then its body as it comes. Its end ends the request."""

@@ -68,11 +68,9 @@ class Router:
         elif scope["type"] == "http":
             account = account_of(HTTPConnection(scope))
             try:
-                response = await self._own(scope["path"]) or await self._routed(Request(scope, receive), send)
+                response = await self._own(scope["path"]) or await self._routed(Request(scope, receive), account, send)
             except ApiError as error:
-                told = scope["method"] == "POST" and scope["path"] in ROUTES
-                response = self.refuse(error, account if told else None)
-                response.headers[ID_HEADER] = account.request_id
+                response = self.refuse(error, account, told=scope["method"] == "POST" and scope["path"] in ROUTES)
             except ClientDisconnect:
                 return
             if response:
@@ -90,13 +88,12 @@ class Router:
             return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         return None
 
-    def refuse(self, error: ApiError, account: Account | None) -> Response:
-        """The response to a request that no replica has answered. It is counted, and its account, if it has one, ends."""
+    def refuse(self, error: ApiError, account: Account, *, told: bool = True) -> Response:
+        """The response to a request that no replica has answered. It is counted, and unless it asked for no answer, told of."""
         self.refused[error.status] += 1
-        if account:
-            account.status, account.error = error.status, error
-            account.end()
-        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+        if told:
+            tell(account, error.status, error)
+        return JSONResponse(error.body, error.status, {**error.headers, ID_HEADER: account.request_id})
 
     def _metrics(self) -> bytes:
         name, help = "specdec:router_requests_refused", "Requests that the router refused itself"
@@ -105,17 +102,17 @@ class Router:
             refused.add_metric((str(status),), n)
         return rendered([refused])
 
-    async def _routed(self, request: Request, send: Send) -> Response | None:
+    async def _routed(self, request: Request, account: Account, send: Send) -> Response | None:
         """Pass on an answer; a response where there is none. What it does ends when the client goes."""
         if self.closing:
             raise shutting_down()
-        asked = await self.asked(request, await read_body(request, self.config))
+        asked = await self.asked(request, await read_body(request, self.config), account.request_id)
 
         async def gone() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        answering = asyncio.ensure_future(self._answer(asked, send))
+        answering = asyncio.ensure_future(self._answer(asked, account, send))
         leaving = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,8 +122,8 @@ class Router:
             leaving.cancel()
             await asyncio.wait({answering, leaving})
 
-    async def asked(self, request: Request | WebSocket, data: bytes, method: str | None = None) -> Asked:
-        """The request as it goes to replicas: with a seed, and the keys of its prompt."""
+    async def asked(self, request: HTTPConnection, data: bytes, name: str) -> Asked:
+        """The request as it goes to replicas: with a seed, the keys of its prompt, and a name by which they tell of it."""
         url = request.url
         found: list[bytes] = []
         if url.path in ROUTES and data:
@@ -135,8 +132,10 @@ class Router:
                 data, found = prepared(data, tenant)
             else:
                 data, found = await asyncio.to_thread(prepared, data, tenant)
-        headers = [(name, value) for name, value in request.headers.raw if name not in OURS]
-        return Asked(method or request.scope["method"], url.path, url.query, headers, data, found)
+        headers = passed_on(request.headers.raw)
+        if ID_HEADER not in request.headers:
+            headers.append(named(name))
+        return Asked(request.scope.get("method", "POST"), url.path, url.query, headers, data, found)
 
     async def answers(self, asked: Asked) -> AsyncGenerator[tuple[Answer, AsyncIterator[bytes]], None]:
         """Answers to a request, each of another replica, until the caller is content; he closes each of them.
@@ -166,14 +165,14 @@ class Router:
         if avoid is not None and error.replica is not None:
             avoid.add(error.replica)
 
-    async def _answer(self, asked: Asked, send: Send) -> Response | None:
+    async def _answer(self, asked: Asked, account: Account, send: Send) -> Response | None:
         refusal: Response | None = None
         try:
             async with aclosing(self.answers(asked)) as answers:
                 async for answer, parts in answers:
                     try:
                         if streams(answer):
-                            if await self._stream(answer, parts, send):
+                            if await self._stream(answer, parts, account, send):
                                 return None
                             continue
                         body = b"".join([part async for part in parts])
@@ -192,8 +191,9 @@ class Router:
                 raise
         return refusal
 
-    async def _stream(self, answer: Answer, parts: AsyncIterator[bytes], send: Send) -> bool:
-        """Pass on a stream; False where it broke off before anything was sent."""
+    async def _stream(self, answer: Answer, parts: AsyncIterator[bytes], account: Account, send: Send) -> bool:
+        """Pass on a stream; False where it broke off before anything was sent. Of one that breaks off later nobody is left to
+        tell but the router."""
         started = False
         try:
             async for part in parts:
@@ -207,6 +207,7 @@ class Router:
                 self.lost(error)
                 return False
             _log.warning("%s within a stream", error)
+            tell(account, answer.status, broken_off())
             await self._send(send, broken_frames())
         except TimeoutError:
             _log.warning("a client took nothing for %g s and is given up", self.config.stalled_seconds)
@@ -262,7 +263,22 @@ def passed_on(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name not in OURS]
 
 
-def account_of(connection: HTTPConnection, part: int | None = None) -> Account:
-    """Of a request that has just come, to be ended only where no replica tells of it; ``part`` counts those of a WebSocket."""
-    name = id_of(connection.headers)
-    return Account(name if part is None else f"{name}-{part}", connection.url.path, connection.headers, None)
+def named(name: str) -> tuple[bytes, bytes]:
+    """The header that gives a request its name."""
+    return ID_HEADER.lower().encode(), name.encode()
+
+
+def account_of(connection: HTTPConnection, name: str | None = None) -> Account:
+    """Of a request that has just come, to be ended only where no replica tells of it."""
+    return Account(name or id_of(connection.headers), connection.url.path, connection.headers, None)
+
+
+def tell(account: Account, status: int | None, error: ApiError) -> None:
+    """End the account of a request of which no replica tells.
+
+    Args:
+        status: of the response; None where none has begun.
+        error: what the client was told.
+    """
+    account.status, account.error = status, error
+    account.end()

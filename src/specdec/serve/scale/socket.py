@@ -10,13 +10,16 @@ from itertools import count
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from specdec.serve.account import ROUTES
+from specdec.serve.account import ID_HEADER, LONGEST_ID, ROUTES, Account
 from specdec.serve.errors import ApiError, shutting_down
 from specdec.serve.scale.replicas import Asked, BrokenOff
-from specdec.serve.scale.router import Router, account_of, broken_off, passed_on, streams
+from specdec.serve.scale.router import Router, account_of, broken_off, named, passed_on, streams, tell
 
 WAITING = 8
 """Most requests of one connection that wait for an earlier one's answer; as in a single server."""
+
+_SHOWN = (b"authorization", ID_HEADER.lower().encode())
+"""Headers of a handshake by which it is judged."""
 
 _UNSUPPORTED, _POLICY = 1003, 1008  # of RFC 6455
 
@@ -27,19 +30,20 @@ class RoutedConversation:
     def __init__(self, router: Router, socket: WebSocket) -> None:
         self._router = router
         self._socket = socket
+        self._account = account_of(socket)
+        """Of the handshake."""
         self._inbox: asyncio.Queue[str] = asyncio.Queue()
 
     async def run(self) -> None:
         """Answer until the client goes."""
-        account = account_of(self._socket)
         try:
-            if denial := await self._denied():
-                await self._socket.send_denial_response(denial)
-                return
+            denial = await self._denied()
         except ApiError as error:
-            await self._socket.send_denial_response(self._router.refuse(error, account))
+            denial = self._router.refuse(error, self._account)
+        if denial:
+            await self._socket.send_denial_response(denial)
             return
-        await self._socket.accept()
+        await self._socket.accept(headers=[named(self._account.request_id)])
         reading = asyncio.ensure_future(self._read())
         answering = asyncio.ensure_future(self._answer_all())
         try:
@@ -50,12 +54,13 @@ class RoutedConversation:
             await asyncio.wait({reading, answering})
 
     async def _denied(self) -> Response | None:
-        """The answer to a client that may not connect: what the list of models says to it."""
+        """The answer to a client that may not connect: what the list of models says to it, which no replica's log tells of."""
         if self._router.closing:
             raise shutting_down()
         if self._socket.url.path not in ROUTES:
             raise ApiError(404, "there is no WebSocket here")
-        headers = [(name, value) for name, value in self._socket.headers.raw if name == b"authorization"]
+        given = await self._router.asked(self._socket, b"", self._account.request_id)
+        headers = [header for header in given.headers if header[0] in _SHOWN]
         async with aclosing(self._router.answers(Asked("GET", "/v1/models", "", headers, b"", []))) as answers:
             async for answer, parts in answers:
                 try:
@@ -67,6 +72,7 @@ class RoutedConversation:
                     await answer.close()
                 if answer.status == 200:
                     return None
+                tell(self._account, answer.status, _error_in(body, answer.status))
                 response = Response(body, answer.status)
                 response.raw_headers += passed_on(answer.headers)
                 return response
@@ -89,19 +95,20 @@ class RoutedConversation:
         try:
             for part in count(1):
                 text = await self._inbox.get()
-                account = account_of(self._socket, part)
+                account = account_of(self._socket, f"{self._account.request_id}-{part}"[-LONGEST_ID:])
                 try:
-                    await self._answer(text)
+                    await self._answer(text, account)
                 except ApiError as error:
                     self._router.refuse(error, account)
                     await self._send(json.dumps(error.body), "[DONE]")
         except (WebSocketDisconnect, TimeoutError):
             pass  # it went, or took nothing for too long
 
-    async def _answer(self, text: str) -> None:
-        asked = await self._router.asked(self._socket, _streamed(text), "POST")
+    async def _answer(self, text: str, account: Account) -> None:
+        asked = await self._router.asked(self._socket, _streamed(text), account.request_id)
         headers = [(name, value) for name, value in asked.headers if name == b"authorization"]
-        asked = Asked(asked.method, asked.path, "", [*headers, (b"content-type", b"application/json")], asked.body, asked.keys)
+        headers += [(b"content-type", b"application/json"), named(account.request_id)]
+        asked = Asked(asked.method, asked.path, "", headers, asked.body, asked.keys)
         begun = False
         async with aclosing(self._router.answers(asked)) as answers:
             async for answer, parts in answers:
@@ -116,7 +123,10 @@ class RoutedConversation:
                     return
                 except BrokenOff as error:
                     if begun:
-                        raise broken_off() from error
+                        gone = broken_off()
+                        tell(account, None, gone)
+                        await self._send(json.dumps(gone.body), "[DONE]")
+                        return
                     self._router.lost(error)
                 finally:
                     await answer.close()
@@ -125,6 +135,12 @@ class RoutedConversation:
         async with asyncio.timeout(self._router.config.stalled_seconds):
             for frame in frames:
                 await self._socket.send_text(frame)
+
+
+def _error_in(body: bytes, status: int) -> ApiError:
+    """What a replica said where it refused."""
+    error = json.loads(body)["error"]
+    return ApiError(status, error["message"], code=error["code"])
 
 
 def _streamed(text: str) -> bytes:

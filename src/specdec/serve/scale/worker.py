@@ -41,6 +41,7 @@ def run(load: Load, config: ServeConfig, parent: Connection) -> None:
     os.setsid()  # Ctrl-C is the parent's; it tells us when to stop
     from specdec.kernels.library import KernelError
     from specdec.models.errors import ModelError
+    from specdec.serve.promptness import set_aside
     from specdec.serve.server import Server
 
     try:
@@ -55,6 +56,7 @@ def run(load: Load, config: ServeConfig, parent: Connection) -> None:
         parent.send(Ready(url, config.model_name or llm.name, llm.precision, engine.max_len, names))
 
     server = Server(llm, config, "127.0.0.1", 0, ready)
+    set_aside()
     threading.Thread(target=_follow, args=(parent, server), daemon=True).start()
     server.run()
 
