@@ -169,9 +169,9 @@ def _block(results: Path) -> str:
             draft = Draft(Tree((first, second), (ROOT, 0)), ("", ""), torch.stack([q(()), q(())]))
             cells: list[str] = []
             for name in means:
-                counts = _lengths(name, draft, p)
-                cells += [number(counts[n]) for n in range(3)]
-                means[name] += weight * (counts[1] + 2 * counts[2])
+                stays = _stays(name, draft, p)
+                cells += [number(stays[path]) for path in ((), (0,), (0, 1))]
+                means[name] += weight * (stays[0,] + 2 * stays[0, 1])
             rows.append([f"{NAMES[first]} {NAMES[second]}", number(weight), *cells])
     rows.append(["mean", "", "", "", number(means["rejection"]), "", "", number(means["block"])])
     return table(
@@ -180,12 +180,12 @@ def _block(results: Path) -> str:
     )
 
 
-def _lengths(name: str, draft: Draft, p: Callable[[tuple[int, ...]], Tensor]) -> Mapping[int, float]:
-    """How often so many drafted tokens are accepted of one draft."""
-    counts: dict[int, float] = defaultdict(float)
+def _stays(name: str, draft: Draft, p: Callable[[tuple[int, ...]], Tensor]) -> Mapping[tuple[int, ...], float]:
+    """How often each path of one draft is what is accepted of it."""
+    found: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, verdict in outcomes(lambda chance: RULES[name].judge(draft, lambda node, tokens: p(tokens), chance)):
-        counts[len(verdict.path)] += weight
-    return counts
+        found[verdict.path] += weight
+    return found
 
 
 # recursive, multistep
@@ -251,14 +251,9 @@ def _emitted(name: str) -> Part:
 
 def _traversal(results: Path) -> str:
     tree = Tree(tokens=(0, 1, 1), parents=(ROOT, ROOT, 0))
-    q = tensor([(0.6, 0.3, 0.1), (0.0, 0.75, 0.25), (0.4, 0.3, 0.3)])  # type: ignore[list-item]
-    p = tensor((0.3, 0.4, 0.3))
+    q = torch.tensor([(0.6, 0.3, 0.1), (0.0, 0.75, 0.25), (0.4, 0.3, 0.3)], dtype=torch.float64)
     draft = Draft(tree, ("",) * 3, q)
-    stays: dict[str, dict[tuple[int, ...], float]] = {}
-    for name in ("recursive", "traversal"):
-        stays[name] = defaultdict(float)
-        for weight, verdict in outcomes(lambda chance, name=name: RULES[name].judge(draft, lambda node, tokens: p, chance)):  # type: ignore[misc]
-            stays[name][verdict.path] += weight
+    stays = {name: _stays(name, draft, context_free((0.3, 0.4, 0.3))) for name in ("recursive", "traversal")}
     words = {(0, 2): "a, and b below it", (0,): "a alone", (1,): "b beside a", (): "nothing"}
     rows = [[word, *(number(stays[name][path]) for name in stays)] for path, word in words.items()]
     mean = [sum(len(path) * weight for path, weight in stays[name].items()) for name in stays]

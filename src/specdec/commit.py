@@ -26,7 +26,7 @@ class Committer:
         """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""
         sequence, tree = span.sequence, span.draft.tree
         for stats in (self._stats, sequence.stats):
-            stats.prompt_rows += max(0, span.stop - span.start - span.complete)
+            stats.prompt_rows += span.stop - span.start - span.complete
             stats.prefill_passes += not span.complete
         if verdict is None:
             sequence.n_cached = span.stop
