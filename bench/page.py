@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from limits_part import limits_part
 from servers import servers_part
 
 from specdec.bench.compare import differences
@@ -66,9 +67,17 @@ def read(folder: Path) -> dict[str, Report]:
 
 
 def document(
-    results: Mapping[str, Report], drafters: Mapping[str, Any] | None = None, servers: dict[str, Any] | None = None
+    results: Mapping[str, Report],
+    drafters: Mapping[str, Any] | None = None,
+    servers: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> str:
-    """The whole page; ``drafters`` is what bench/drafter_table.py writes, ``servers`` what bench/peers/under_load.py does."""
+    """The whole page.
+
+    Args:
+        results: of ``specdec bench`` and bench/peers/run.py.
+        drafters, servers, limits: what bench/drafter_table.py, bench/peers/under_load.py and bench/limits.py write.
+    """
     own = own_results(results)
     parts = [HEAD] if results else [HEAD, NO_RESULTS]
     if own:
@@ -83,6 +92,8 @@ def document(
         parts.append(_peers(results[PEERS], alike(results[PEERS], own)))
     if servers:
         parts.append(servers_part(servers))
+    if limits:
+        parts.append(limits_part(limits))
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Parts of pages in docs/ that come from results.
+"""Parts of pages in docs/ that are computed, from results or by the code that the page is about.
 
 A part stands between ``<!-- name -->`` and ``<!-- end -->``; what is between them is replaced, the rest is written by hand.
 """

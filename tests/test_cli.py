@@ -25,8 +25,9 @@ from specdec.config import SamplingParams
 from specdec.llm import LLM, Stream
 from specdec.models.decoder import Decoder
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import save_head
-from specdec.models.heads import HeadConfig, make_head
+from specdec.models.heads import make_head
 from specdec.results import Chunk
 
 PROMPT = "tick tock tick tock"
@@ -80,6 +81,12 @@ def test_help_does_not_load_torch() -> None:
 def test_version() -> None:
     """Installed or not."""
     assert re.fullmatch(r"specdec \d+.*\n", CliRunner().invoke(app, ["--version"]).stdout)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    """Where the script's folder is not on the path, ``python -m specdec`` is what people try."""
+    done = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"specdec \d+.*\n", done.stdout)
 
 
 def test_every_verb_has_help() -> None:

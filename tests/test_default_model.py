@@ -5,6 +5,9 @@ In blocks and in bf16, with keys and values in bf16 and in int8.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from harness import Request, make_engine, run, serve, truth_of
@@ -75,3 +78,16 @@ def test_drafts_change_nothing(default_model, precision: str, kv_format: str, te
     answers = run(make_engine(model, ops(), drafter=drafter, max_nodes=12, max_sequences=3), asked)
     assert [a.same for a in answers] == [a.same for a in alone]
     assert sum(a.stats["accepted"] for a in answers) > 10
+
+
+def test_decoding_two_thousand_tokens_takes_less_than_half_a_gigabyte() -> None:
+    """Of the whole process, at its peak, with all drafters of ``auto``; also where text goes round in circles and every pass is
+    as wide as it may be, whose logits once came to lie side by side instead of one in the place of the other."""
+    script = (
+        "from specdec import LLM, SamplingParams\n"
+        "params = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)\n"
+        "LLM(speculation='auto').generate('Tell me a long story about a dragon.', params)\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 500_000, "kB"

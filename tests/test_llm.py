@@ -23,7 +23,7 @@ WORDS = [" old", " paper", " lantern", " glows", " softly", " tonight", "<end>"]
 
 
 def load(folder: Path, **settings: object) -> LLM:
-    return LLM(str(folder), precision="fp32", self_test=False, **settings)
+    return LLM(folder, precision="fp32", self_test=False, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_garbage_collected_in_the_middle_of_a_pass_harms_nobody(llm: LLM) -> Non
     assert idle(llm)
 
 
-@pytest.mark.parametrize("name", ["sampling_params", "temperature", "max_tokens", "chat_template"])
+@pytest.mark.parametrize("name", ["params", "temperature", "max_tokens", "chat_template"])
 def test_settings_given_to_the_template_are_refused(llm: LLM, name: str) -> None:
     """Other libraries' keywords would vanish among the template's variables: that is an error, and so are any for a text."""
     messages = [{"role": "user", "content": "hi"}]
@@ -311,16 +311,29 @@ def test_settings_given_to_the_template_are_refused(llm: LLM, name: str) -> None
 @pytest.mark.parametrize("params", [{"temperature": 0}, [None], [GREEDY, None]])
 def test_parameters_of_another_kind_are_refused(llm: LLM, params: object) -> None:
     """A dict or a None in a list is named, before anything starts."""
-    with pytest.raises(RequestError, match="params must be SamplingParams"):
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
         llm.generate(["a", "b"][: len(params)], params)
     assert idle(llm)
 
 
-@pytest.mark.parametrize("settings", [{"precision": "q3"}, {"precision": "Q8"}, {"device": "gpu"}, {"device": "cuda:99"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"precision": "q3"}, {"precision": "Q8"}, {"device": "gpu"}, {"device": "cuda:99"}, {"device": None}, {"model": None},
+     {"model": 3}, {"speculation": None}, {"speculation": ["ngram"]}, {"drafter": 3}, {"threads": "2"},
+     {"threads": True}, {"threads": 10**6}],
+    ids=repr,
+)  # fmt: skip
 def test_settings_of_the_model_are_checked_first(settings: dict[str, str]) -> None:
     """An unknown precision or device is an error with the choices, not another precision."""
     with pytest.raises(ConfigError, match=next(iter(settings))):
-        LLM("no/such/model/is/looked/for", **settings)
+        LLM(**{"model": "no/such/model/is/looked/for", **settings})
+
+
+def test_paths_are_names(llm: LLM) -> None:
+    """Of a model and of a drafter."""
+    folder = Path(llm.name)
+    found = load(folder, drafter=folder, speculation="trained")
+    assert (found.name, found.config.speculation.trained) == (str(folder), str(folder))
 
 
 def test_bad_words_of_white_space_ban_just_that(llm: LLM) -> None:

@@ -23,8 +23,11 @@ def test_python_in_the_readme_runs() -> None:
 
 
 def test_everything_exported_exists() -> None:
-    """Names in __all__ can be imported, others are refused as of any module."""
+    """Names in __all__ can be imported and are shown by dir() and help(), others are refused as of any module."""
     for name in specdec.__all__:
         assert getattr(specdec, name).__name__ == name
+    code = "import sys, specdec; print(*dir(specdec)); assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert set(specdec.__all__) <= set(shown)
     with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
         specdec.LLMM  # noqa: B018

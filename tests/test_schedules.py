@@ -141,6 +141,31 @@ def test_a_second_turn_goes_on_from_the_first(model, kind: str) -> None:
         assert warm.stats["prompt_rows"] == len(second.prompt) - 1 - warm.stats["cached_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [("mistral", {}), ("qwen2", {"use_sliding_window": True, "max_window_layers": 1})],
+    ids=["all layers", "every second"],
+)
+@pytest.mark.parametrize("kind", ["off", "auto", "thicket"])
+def test_prefixes_are_found_again_under_a_sliding_window(tmp_path, kind: str, family: str, layers: dict) -> None:
+    """Turns that share less and less with the first, over windows much shorter than a block: the answers of cold engines."""
+    source = resolve(str(tiny(tmp_path, family, sliding_window=8, **layers)))
+    windowed = load_model(source, "fp32", ops(), torch.device("cpu"))
+    rng = random.Random(5)
+    first = tuple(rng.randint(97, 122) for _ in range(52))
+    cuts = (52, 48, 47, 33, 32, 20, 5, 0)
+    requests = [
+        Request((*first[:n], 48 + i, 65), SamplingParams(temperature=i % 2, max_tokens=30), seed=i) for i, n in enumerate(cuts)
+    ]
+    answers = plain(windowed, requests)
+    assert len({tuple(answer.tokens) for answer in answers}) == len(cuts)
+    engine = engine_for(kind, windowed, requests, answers)
+    for request, answer in [*zip(requests, answers, strict=True)] * 2:  # the second time, all of a prompt's blocks are there
+        (got,) = run(engine, [request])
+        assert got.same == answer.same
+    assert engine.stats.cached_tokens >= 16 * (3 + 2 + 2 + 2 + 1), "prefixes were meant to be found"
+
+
 def test_of_many_with_the_same_beginning_one_reads_it(model) -> None:
     """Eight requests that arrive together: the rows of their common beginning run once, and answers are as without cache."""
     beginning = tuple(random.Random(1).randint(97, 122) for _ in range(96))

@@ -58,7 +58,8 @@ class Acceptance:
         if self.rule.name == "greedy" and not params.greedy:
             raise RequestError(
                 f"this engine verifies greedily, and the request has temperature {params.temperature}: ask for temperature 0, "
-                "or run the engine with another acceptance, such as coupled"
+                "or run the engine with another acceptance, such as coupled",
+                field="temperature",
             )
 
     def _follows(self, span: Span) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
@@ -13,14 +14,10 @@ from specdec.models.errors import TextError
 from specdec.request import RequestError
 from specdec.text import Decoder
 
-NOT_FOR_TEMPLATES = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
-    "sampling_params",
-    "params",
-    "chat_template",
-    "continue_final_message",
-    "tokenize",
-}
-"""Names that callers of other libraries may pass to ``chat``; as variables of a template they would have no effect."""
+_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+NOT_FOR_TEMPLATES = _SAMPLING | {"params", "self", "messages", "chat_template", "continue_final_message", "tokenize"}
+"""Names that callers of other libraries may pass to ``chat``, and those of what a template is given anyway: as further
+variables they would have no effect, or another one."""
 
 Message: TypeAlias = Mapping[str, Any]
 
@@ -62,8 +59,10 @@ class Encoder:
             with _text_of_a_request():
                 return self._tokenizer.encode(prompt, add_special=True)
         if is_ids(prompt):
-            return prompt
-        raise RequestError(f"a prompt must be text or a list of token ids, got {prompt!r}")
+            return list(prompt)
+        is_message = isinstance(prompt, Mapping) and "role" in prompt
+        hint = "; a conversation is for chat" if is_message or is_conversation(prompt) else ""
+        raise RequestError(f"a prompt must be text or a list of token ids, got {reprlib.repr(prompt)}{hint}")
 
     def conversation(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
         """The token ids of a conversation, laid out by the model's chat template.
@@ -77,12 +76,12 @@ class Encoder:
             RequestError: this is no conversation, its text cannot be encoded, or a variable can have no effect.
         """
         if mistaken := sorted(NOT_FOR_TEMPLATES & template.keys()):
-            raise RequestError(
-                f"{', '.join(mistaken)} is no variable of a chat template; sampling settings go into SamplingParams, the "
-                "second argument"
-            )
+            hint = "; sampling settings go into SamplingParams, the second argument" if _SAMPLING & template.keys() else ""
+            raise RequestError(f"{', '.join(mistaken)} is no variable of a chat template{hint}")
         if not is_conversation(conversation):
-            raise RequestError(f"a conversation must be a list of mappings with role and content, got {conversation!r}")
+            raise RequestError(
+                f"a conversation must be a list of mappings with role and content, got {reprlib.repr(conversation)}"
+            )
         with _text_of_a_request():
             return self._tokenizer.chat(conversation, **template)
 
@@ -105,9 +104,13 @@ class Encoder:
         return params.replace(bad_words=(), bad_words_ids=tuple(words)) if params.bad_words else params
 
 
-def is_ids(prompt: object) -> TypeGuard[list[int]]:
+def is_ids(prompt: object) -> TypeGuard[list[int] | tuple[int, ...]]:
     """Is it a list of token ids, and not of prompts?"""
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    )
 
 
 def is_conversation(messages: object) -> TypeGuard[Many[Message]]:

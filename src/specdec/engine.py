@@ -21,6 +21,7 @@ from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
 from specdec.history import History
 from specdec.kernels.base import Kernels
+from specdec.kernels.memory import give_back
 from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
@@ -67,8 +68,8 @@ class Engine:
         rule: used instead of the one that ``config.speculation`` names.
 
     Raises:
-        ConfigError: the pool cannot hold the longest sequence, its heads do not fit the format of keys and values, or the rule
-            would not be exact with these drafters.
+        ConfigError: the context is shorter than ``max_len``, the pool cannot hold the longest sequence or does not fit into
+            memory, its heads do not fit the format of keys and values, or the rule would not be exact with these drafters.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Engine:
         rule: Rule | None = None,
     ) -> None:
         shape, speculation = model.shape, config.speculation
-        self.max_len = min(config.max_len or shape.context, shape.context)
+        if config.max_len is not None and config.max_len > shape.context:
+            raise ConfigError(f"max_len must be at most the model's context of {shape.context} tokens, got {config.max_len}")
+        self.max_len = config.max_len or shape.context
         longest = blocks_for(self.max_len)
         n_blocks = config.kv_tokens // BLOCK_SIZE if config.kv_tokens else max(longest, min(4 * longest, 32_768 // BLOCK_SIZE))
         if longest > n_blocks:
@@ -123,6 +126,7 @@ class Engine:
         given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
         self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
         self.budget = self._make_budget(self.drafter) if self.drafter else None
+        give_back()
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:

@@ -1,14 +1,16 @@
 """The library's face: text in, text out.
 
 It brings together what a model needs to answer: its files, an engine, the encoder of requests and the runs that come of
-them. One ``LLM`` serves one thread at a time; several prompts, and several open streams, share its passes.
+them. Several prompts, several open streams and the calls of several threads share its passes. Ctrl-C ends a call between
+two passes; the next call is served as if nothing had happened.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, TypeAlias
 
@@ -26,22 +28,27 @@ from specdec.config import (
     check_precision,
     from_dict,
 )
+from specdec.config.checks import require_integer
 from specdec.encoding import Encoder, Message, TextTokenizer, is_conversation, is_ids
 from specdec.engine import Engine
+from specdec.interrupts import Interrupts
 from specdec.kernels.base import Kernels
 from specdec.kv import codec
 from specdec.models.base import Model
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve, resolve_drafter
-from specdec.models.tokenizer import ChatTemplateError
+from specdec.models.tokenizer import ChatTemplateError, TemplateVariableError
 from specdec.models.vocabulary import check_vocabulary
 from specdec.request import RequestError
 from specdec.results import Chunk, Result
 from specdec.runs import Run, Runs, Stream
 
-__all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream"]
+__all__ = ["LLM", "ChatTemplateError", "Chunk", "RequestError", "Result", "Stream", "TemplateVariableError"]
 
-Prompt: TypeAlias = str | list[int]
+MOST_THREADS = 1024
+"""More would be made all the same, until the system has no room for another process."""
+
+Prompt: TypeAlias = str | list[int] | tuple[int, ...]
 Params: TypeAlias = SamplingParams | Many[SamplingParams] | None
 """For all prompts, or one for each; None takes the defaults."""
 
@@ -72,12 +79,12 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         revision: str | None = None,
         precision: Precision = "auto",
         speculation: str | SpeculationConfig = "auto",
-        drafter: str | None = None,
+        drafter: str | os.PathLike[str] | None = None,
         acceptance: str | None = None,
         threads: int | None = None,
         max_len: int | None = None,
@@ -87,17 +94,17 @@ class LLM:
         **settings: Any,
     ) -> None:
         check_precision(precision)  # before anything is fetched
-        if isinstance(speculation, str):
+        model = _name("model", model)
+        if not isinstance(speculation, SpeculationConfig):
             speculation = SpeculationConfig.parse(speculation)
         if drafter is not None:
-            speculation = dataclasses.replace(speculation, trained=drafter)
+            speculation = dataclasses.replace(speculation, trained=_name("drafter", drafter))
         if acceptance is not None:
             speculation = dataclasses.replace(speculation, acceptance=acceptance)
         where = _device(device)
         config = from_dict(EngineConfig, {"speculation": speculation, "max_len": max_len, "kv_format": kv_format, **settings})
         if threads is not None:
-            if threads < 1:
-                raise ConfigError(f"threads must be an integer >= 1, got {threads!r}")
+            require_integer("threads", threads, 1, MOST_THREADS, f"an integer in [1, {MOST_THREADS}]")
             arithmetic.set_threads(threads)
         named = None if speculation.trained in (None, AUTO) else resolve_drafter(str(speculation.trained), progress=progress)
         found = resolve(model, revision=revision, progress=progress)
@@ -165,12 +172,16 @@ class LLM:
             name=self.name,
         )
 
-    def generate(self, prompts: Prompt | list[str] | list[list[int]] | list[Prompt], params: Params = None) -> list[Result]:
+    def generate(
+        self,
+        prompts: Prompt | Iterable[str] | Iterable[list[int]] | Iterable[Prompt],
+        sampling_params: Params = None,
+    ) -> list[Result]:
         """Continue one prompt or several, all in one batch.
 
         Args:
             prompts: text, token ids, or a list of those. Text is encoded as it stands, without a chat template.
-            params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each.
 
         Returns:
             ``n`` results per prompt, in order. A sequence that fails on its way has the finish reason ``error``.
@@ -178,20 +189,19 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters cannot be served, before anything starts; the message says which one.
         """
-        many = [prompts] if isinstance(prompts, str) or is_ids(prompts) else list(prompts)
-        return self._answer([self.encode(prompt) for prompt in many], params)
+        return self._answer([self.encode(prompt) for prompt in _each(prompts, single=is_ids(prompts))], sampling_params)
 
     def chat(
         self,
-        messages: Many[Message] | Many[Many[Message]],
-        params: Params = None,
+        messages: Many[Message] | Iterable[Many[Message]],
+        sampling_params: Params = None,
         **template: Any,
     ) -> list[Result]:
         """Answer one conversation or several, laid out by the model's chat template.
 
         Args:
             messages: a conversation (mappings with ``role`` and ``content``), or a list of conversations.
-            params: for all conversations, or one for each.
+            sampling_params: for all conversations, or one for each.
             template: what else the template knows, such as ``tools``.
 
         Returns:
@@ -201,20 +211,31 @@ class LLM:
             ChatTemplateError: the template refuses the messages, or there is none.
             RequestError: as ``generate``.
         """
-        many = [messages] if is_conversation(messages) else list(messages)
-        return self._answer([self.lay_out(conversation, template) for conversation in many], params)
+        many = _each(messages, single=is_conversation(messages))
+        return self._answer([self.lay_out(conversation, template) for conversation in many], sampling_params)
 
-    def stream(self, prompt: Prompt | Many[Message], params: SamplingParams | None = None, **template: Any) -> Stream:
+    def stream(self, prompt: Prompt | Many[Message], sampling_params: SamplingParams | None = None, **template: Any) -> Stream:
         """Answer one prompt or conversation piece by piece; close the stream to abandon it.
+
+        Args:
+            prompt: text, token ids, or a conversation, which is laid out by the model's chat template.
+            sampling_params: how tokens are chosen; with ``n`` answers, each chunk says which one it belongs to.
+            template: what else the template knows.
+
+        Returns:
+            An iterator over chunks, each with what one pass added; ``results`` has the answers that have ended.
 
         Raises:
             RequestError, ChatTemplateError: as ``generate`` and ``chat``, before the stream is returned.
         """
         if is_conversation(prompt):
-            return Stream(self._runs, self._start([self.lay_out(prompt, template)], params))
-        if template:
+            ids = self.lay_out(prompt, template)
+        elif template:
             raise RequestError(f"{', '.join(template)}: only a conversation has a template to give this to")
-        return Stream(self._runs, self._start([self.encode(prompt)], params))
+        else:
+            ids = self.encode(prompt)
+        with Interrupts():
+            return Stream(self._runs, self._start([ids], sampling_params))
 
     def lay_out(self, conversation: object, template: Mapping[str, Any]) -> list[int]:
         """The token ids of a conversation.
@@ -237,30 +258,35 @@ class LLM:
         return self._encoder.prompt(prompt)
 
     def _answer(self, prompts: list[list[int]], params: Params) -> list[Result]:
-        runs = self._start(prompts, params)
-        try:
-            while any(run.result is None for run in runs):
-                self._runs.step()
-        finally:
-            self._runs.drop(runs)
+        with Interrupts() as interrupts:
+            runs = self._start(prompts, params)
+            try:
+                while any(run.result is None for run in runs):
+                    self._runs.step()
+                    interrupts.deliver()
+            finally:
+                self._runs.drop(runs)
         return [run.result for run in runs if run.result]
 
     def _start(self, prompts: list[list[int]], params: Params) -> list[Run]:
         """Give all sequences to the engine, or none of them."""
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
-        if not all(isinstance(wanted, SamplingParams) for wanted in params):
-            raise RequestError(f"params must be SamplingParams, or a list with one for each prompt, got {params!r}")
-        if len(params) != len(prompts):
-            raise RequestError(f"there are {len(prompts)} prompts but {len(params)} sampling parameters")
+        given = _each(params, single=False)
+        each = [wanted for wanted in given if isinstance(wanted, SamplingParams)]
+        if len(each) < len(given):
+            raise RequestError(f"sampling_params must be SamplingParams, or a list with one for each prompt, got {params!r}")
+        if len(each) != len(prompts):
+            raise RequestError(f"there are {len(prompts)} prompts but {len(each)} sampling parameters")
         runs: list[Run] = []
         try:
-            for index, (ids, wanted) in enumerate(zip(prompts, params, strict=True)):
+            for index, (ids, wanted) in enumerate(zip(prompts, each, strict=True)):
                 try:
                     seed = secrets.randbelow(2**63) if wanted.seed is None else wanted.seed
                     runs += self._runs.add(index, ids, self.spelled_out(wanted), seed)
                 except RequestError as error:
-                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
+                    told = f"prompt {index}: {error}" if len(prompts) > 1 else str(error)
+                    raise RequestError(told, field=error.field) from error
         except BaseException:
             self._runs.drop(runs)
             raise
@@ -271,11 +297,25 @@ class LLM:
         return self._encoder.spelled_out(params)
 
 
+def _each(given: object, *, single: bool) -> list[object]:
+    """What is asked: one thing, or each of several. What can be neither stays whole, so that its error shows it."""
+    if single or isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)
+
+
+def _name(what: str, given: object) -> str:
+    """The name of a model, or the path of one."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{what} must be a name or a path, got {given!r}")
+    return str(given)
+
+
 def _device(name: str) -> torch.device:
     """A device that is really there."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return device

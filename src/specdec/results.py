@@ -19,7 +19,9 @@ class Result:
     sources: tuple[str | None, ...]
     """For each token the drafter whose node it was, or None where the target itself chose it."""
     finish_reason: FinishReason
+    """``stop`` (an end token, a stop string or stop token), ``length`` (``max_tokens`` or the context), or ``error``."""
     prompt_tokens: int
+    """How many tokens the prompt has."""
     seed: int
     """Gives the same tokens again."""
     prompt_index: int
@@ -31,7 +33,9 @@ class Result:
     seconds: float
     """From the start of the request to its last token."""
     first_token_seconds: float
+    """From the start of the request to its first token."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of each of ``tokens``, natural logarithms under the model's own distribution, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """Of the second prompt token onwards, if asked for: nothing precedes the first."""
     error: str | None = None
@@ -39,6 +43,7 @@ class Result:
 
     @property
     def usage(self) -> dict[str, int]:
+        """Tokens as OpenAI's API counts them: ``prompt_tokens``, ``completion_tokens`` and ``total_tokens``."""
         completion = len(self.tokens)
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -54,16 +59,22 @@ class Chunk:
     pieces: tuple[tuple[str, str | None], ...]
     """Text, each piece with the source of the token that released it."""
     tokens: tuple[int, ...]
+    """What the pass emitted, as in ``Result.tokens``."""
     sources: tuple[str | None, ...]
+    """Of each of these tokens, as in ``Result.sources``."""
     choice: int
+    """Which of the ``n`` answers this belongs to."""
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of each of these tokens, if asked for."""
     result: Result | None = None
     """The whole answer, with its last chunk."""
 
     @property
     def text(self) -> str:
+        """The pieces, joined; all chunks of an answer together are its text."""
         return "".join(text for text, _ in self.pieces)
 
     @property
     def finish_reason(self) -> FinishReason | None:
+        """Of the answer, with its last chunk; None before."""
         return self.result.finish_reason if self.result else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from specdec.config import SamplingParams
 from specdec.engine import Engine
+from specdec.interrupts import Interrupts
 from specdec.results import Chunk, Result
 from specdec.sampling import derive_seed
 from specdec.text import Decoder, TextStream
@@ -73,6 +75,8 @@ class Run:
 class Runs:
     """The sequences that have been asked for and not given up, and the engine that they run in.
 
+    Threads take turns at it, a pass at a time; whoever runs one runs it for all. An interrupt waits for the end of the pass.
+
     Args:
         engine: runs what is added here and nothing else.
         decoder: the model's tokenizer.
@@ -81,6 +85,8 @@ class Runs:
 
     def __init__(self, engine: Engine, decoder: Decoder, end_tokens: frozenset[int]) -> None:
         self.engine = engine
+        self.lock = threading.RLock()
+        """Held by whoever uses the engine or what is open."""
         self._decoder = decoder
         self._end_tokens = end_tokens
         self.open: dict[int, Run] = {}
@@ -100,31 +106,34 @@ class Runs:
             RequestError: the engine cannot serve it.
         """
         runs: list[Run] = []
-        try:
-            for choice in range(params.n):
-                text = TextStream(self._decoder, params.stop, params.min_tokens, ids)
-                own = derive_seed(seed, choice)
-                sequence_id = self.engine.add(ids, params, self._end_tokens, own, text)
-                run = self.open[sequence_id] = Run(sequence_id, index, choice, own, len(ids), text)
-                runs.append(run)
-        except BaseException:
-            self.drop(runs)
-            raise
+        with self.lock:
+            try:
+                for choice in range(params.n):
+                    text = TextStream(self._decoder, params.stop, params.min_tokens, ids)
+                    own = derive_seed(seed, choice)
+                    sequence_id = self.engine.add(ids, params, self._end_tokens, own, text)
+                    run = self.open[sequence_id] = Run(sequence_id, index, choice, own, len(ids), text)
+                    runs.append(run)
+            except BaseException:
+                self.drop(runs)
+                raise
         return runs
 
     def step(self) -> None:
         """One pass, and what it gave to each sequence."""
-        abandoned, self._abandoned = self._abandoned, []
-        self.drop(abandoned)
-        for delta in self.engine.step():
-            if run := self.open.get(delta.sequence_id):
-                run.take(delta)
+        with Interrupts(), self.lock:
+            abandoned, self._abandoned = self._abandoned, []
+            self.drop(abandoned)
+            for delta in self.engine.step():
+                if run := self.open.get(delta.sequence_id):
+                    run.take(delta)
 
     def drop(self, runs: Iterable[Run]) -> None:
         """Forget sequences, ending those that have not ended."""
-        for run in runs:
-            if self.open.pop(run.sequence_id, None) and run.result is None:
-                self.engine.abort(run.sequence_id)
+        with Interrupts(), self.lock:
+            for run in runs:
+                if self.open.pop(run.sequence_id, None) and run.result is None:
+                    self.engine.abort(run.sequence_id)
 
     def abandon(self, runs: Iterable[Run]) -> None:
         """Drop sequences before the next pass; this may be called in the middle of one."""
@@ -141,13 +150,14 @@ class Stream(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         while self._open:
-            for run in self._own:
-                if run.chunks:
-                    return run.chunks.pop(0)
-            if all(run.result for run in self._own):
-                self.close()
-            else:
-                self._runs.step()
+            with self._runs.lock:
+                for run in self._own:
+                    if run.chunks:
+                        return run.chunks.pop(0)
+                if all(run.result for run in self._own):
+                    self.close()
+                else:
+                    self._runs.step()
         raise StopIteration
 
     @property

@@ -236,7 +236,7 @@ def _first(z: Floats | NDArray[np.float32], history: History, path: Sequence[int
         return token
     where = f"at position {len(history) + len(path)}"
     if best == -math.inf:
-        raise SamplingError(f"no token is left {where}: the model, bad words, min_tokens or the grammar rule out every one")
+        raise SamplingError(f"no token is left {where}: the model, bad words, min_tokens or a mask rule out every one")
     raise SamplingError(f"the model's logits hold {best} {where}: its weights or its inputs are damaged")
 
 

@@ -13,14 +13,16 @@ from harness import FLAT
 
 from specdec.audit import chance, law, session
 from specdec.audit.chance import check_chance
+from specdec.audit.fault import Fault
 from specdec.audit.identity import check_cell, core, grid, n_pairs
-from specdec.audit.law import World, _through_the_engine, cut_world
+from specdec.audit.law import _through_the_engine
 from specdec.audit.report import TITLES, Check, Report, save
 from specdec.audit.requests import make_prompts
 from specdec.audit.rows import check_rows
-from specdec.audit.sabotage import FAULTS, Fault
+from specdec.audit.sabotage import FAULTS
 from specdec.audit.session import Plan, audit
 from specdec.audit.workshop import STATES, Cell, Workshop
+from specdec.audit.world import World, cut_world
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.verify import RULES
@@ -166,9 +168,18 @@ def test_two_prompts_share_a_block_and_no_prefix(llm: LLM) -> None:
 def test_the_law_through_the_engine_would_show_a_fault(workshop: Workshop) -> None:
     """The engine's answers fit the model's own law, and not one that is off by a few hundredths."""
     world = cut_world(workshop.llm, workshop.requests[0].prompt)
-    assert _through_the_engine(workshop, world).status == "passed"
+    assert _through_the_engine(workshop, world, lambda seconds: False).status == "passed"
     off = World(world.prompt, {path: p.flip(0) for path, p in world.law.items()}, world.tokens)
-    assert _through_the_engine(workshop, off).status == "failed"
+    assert _through_the_engine(workshop, off, lambda seconds: False).status == "failed"
+
+
+def test_answers_that_would_take_too_long_are_not_begun(workshop: Workshop) -> None:
+    """The longest check of all would else run far past the time that the user gave: it is foretold from a few answers."""
+    world, foretold = cut_world(workshop.llm, workshop.requests[0].prompt), list[float]()
+    check = _through_the_engine(workshop, world, lambda seconds: not foretold.append(seconds))
+    assert (check.status, check.seconds) == ("left out", 0)
+    took = _through_the_engine(workshop, world, lambda seconds: False).seconds
+    assert took / 5 < foretold[0] < 5 * took
 
 
 def test_without_speculation_there_is_nothing_to_audit(folder, in_fp32) -> None:
@@ -193,7 +204,7 @@ def test_a_rule_by_chance_is_held_to_its_law(by_chance: Workshop) -> None:
     assert len(by_chance.requests) > 2
     a, b, *_ = make_prompts(by_chance.llm, 14)
     assert {a, b} <= {request.prompt for request in by_chance.requests}, "they share a block and no prefix"
-    check = _through_the_engine(by_chance, cut_world(by_chance.llm, by_chance.requests[0].prompt))
+    check = _through_the_engine(by_chance, cut_world(by_chance.llm, by_chance.requests[0].prompt), lambda seconds: False)
     assert check.status == "passed", check.summary
     assert by_chance.rule.name in check.summary
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from specdec.audit.law import DEEP, WIDE, World, _distances
+from specdec.audit.law import _distances
+from specdec.audit.world import DEEP, WIDE, World
 from specdec.verify import RULES
 from specdec.verify.broken import BROKEN, CAUGHT
 

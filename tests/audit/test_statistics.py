@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specdec.audit import law
-from specdec.audit.law import Dice, _drawn, alarm, cut_world
+from specdec.audit.law import Dice, _drawn, alarm
 from specdec.audit.statistics import fit
+from specdec.audit.world import cut_world
 from specdec.verify.broken import BROKEN
 from specdec.verify.enumeration import siblings
 

@@ -8,12 +8,14 @@ import pytest
 from harness import FLAT
 
 from specdec.audit.divergence import Replay
+from specdec.audit.fault import Fault
 from specdec.audit.identity import check_cell, core
-from specdec.audit.law import check_broken_rules, cut_world
+from specdec.audit.law import check_broken_rules
 from specdec.audit.report import Check, Report
-from specdec.audit.sabotage import FAULTS, Fault
+from specdec.audit.sabotage import FAULTS
 from specdec.audit.teeth import check_fault, check_faults
 from specdec.audit.workshop import Workshop
+from specdec.audit.world import cut_world
 from specdec.kv.pool import Pool
 from specdec.llm import LLM
 from specdec.verify.broken import BROKEN

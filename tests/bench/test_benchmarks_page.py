@@ -158,3 +158,31 @@ def test_servers_under_load(page) -> None:
     ):
         assert line in text
     assert "Servers under load" not in page.document({})
+
+
+def test_what_one_process_takes(page) -> None:
+    """A pass against its bound, v(M), growth with the context, where a start's seconds go, peaks, and a busy neighbour."""
+    passes = [(128, 1, 3.0), (128, 8, 6.0), (4096, 1, 9.0)]
+    result = {
+        "provenance": {"date": "2026-01-02T", "command": "python x.py", "commit": "a" * 40, "threads": 2, "cpu": "a CPU"},
+        "passes": {
+            "weights_bytes": 100e6,
+            "bytes_per_second": 50e9,
+            "kv_bytes_per_token": 20_000.0,
+            "passes": [{"context": context, "rows": rows, "ms": ms} for context, rows, ms in passes],
+        },
+        "start": {"seconds": 3.5, "least_seconds": 3.25, "parts": {"torch": 2.0, "first token": 0.01}},
+        "memory": {"off": {"tokens": 2000, "peak_bytes": 400e6}},
+        "neighbour": {"alone_seconds": 1.0, "beside_seconds": 2.5},
+    }
+    text = page.document({}, limits=result)
+    for line in (
+        "takes 3.00 ms, **1.50 times its bound**",
+        "| v(M) | 1.00 | 2.00 |",
+        "| 4,096 | 9.00 | 81.9 | 3.00 |",
+        "**3.5 s** in the median, 3.2 s at least. Of it, in seconds: torch 2.00, first token 0.01.",
+        "decodes 2,000 tokens, at its peak, speculation off: **400 MB**",
+        "takes **2.5 times** as long",
+    ):
+        assert line in text
+    assert "What one process takes" not in page.document({})

@@ -1,4 +1,4 @@
-"""Pages with parts from results: what they show is what the result files give."""
+"""Pages with computed parts: what they show is what the result files, the rules and the drafters give."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return parts
 
 
-def test_the_committed_pages_are_what_the_results_give(parts: Any) -> None:
-    """Run `make benchmarks-doc` after a change of results."""
-    import guide
-    import operations
+def test_the_committed_pages_are_what_results_and_code_give(parts: Any) -> None:
+    """Run `make benchmarks-doc` after a change of results, of a rule or of a drafter."""
+    import report
 
-    for name, made in {"guide.md": guide.PARTS, **operations.PARTS}.items():
+    for name, made in report.PAGES.items():
         text = (DOCS / name).read_text(encoding="utf-8")
         assert parts.fill(text, made, RESULTS) == text
         assert set(re.findall(r"<!-- (\w+) -->", text)) == {*made, "end"}
+
+
+def test_examples_are_of_the_world_that_the_pages_name(parts: Any) -> None:
+    """The text between the tables is written by hand."""
+    import rule_examples
+
+    world = {name: ", ".join(f"{x:g}" for x in law) for name, law in (("p", rule_examples.P), ("q", rule_examples.Q))}
+    for name in ("rules.md", "rules/coupled.md", "rules/recursive.md", "rules/multistep.md"):
+        text = " ".join((DOCS / name).read_text(encoding="utf-8").split())
+        assert f"p = {world['p']}" in text
+        assert f"q = {world['q']}" in text
 
 
 def test_parts_are_made_anew_and_the_rest_is_left(parts: Any) -> None:

@@ -10,6 +10,7 @@ from checkpoints import tiny_config
 from measurements import report, timing
 
 from specdec.bench import planning
+from specdec.bench.memory import Memory
 from specdec.bench.result import Report, load
 from specdec.config import ConfigError
 from specdec.draft import shape
@@ -147,16 +148,16 @@ def test_memory_of_models(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B))
     for name in (path, tmp_path):
-        kept = planning.memory(str(name), "bf16", None)
+        kept = Memory.of(str(name), "bf16", None)
         assert (kept.per_token, kept.tokens, kept.unshared) == (131072, 8192, 4)
-    facts = planning.memory_as_dict(planning.memory(str(path), "fp32", 1000), [1, 3])
+    facts = Memory.of(str(path), "fp32", 1000).as_dict([1, 3])
     assert facts["bytes"] == {"1": 262_144_000, "3": 786_432_000}
     path.write_text(json.dumps(tiny_config("qwen3")))
-    assert planning.memory(str(path), "fp8", 1).per_token == 2 * 2 * 2 * 16
-    assert planning.memory(str(path), "int8", 1).per_token == 2 * 2 * 2 * (16 + 2), "a scale for every group"
-    assert planning.memory(str(path), "int4", 1).per_token == 2 * 2 * 2 * (8 + 2)
+    assert Memory.of(str(path), "fp8", 1).per_token == 2 * 2 * 2 * 16
+    assert Memory.of(str(path), "int8", 1).per_token == 2 * 2 * 2 * (16 + 2), "a scale for every group"
+    assert Memory.of(str(path), "int4", 1).per_token == 2 * 2 * 2 * (8 + 2)
     with pytest.raises(ConfigError, match="kv format"):
-        planning.memory(str(path), "nf4", None)
+        Memory.of(str(path), "nf4", None)
     path.write_text("{}")
     with pytest.raises(ModelError, match="model_type"):
-        planning.memory(str(path), "bf16", None)
+        Memory.of(str(path), "bf16", None)

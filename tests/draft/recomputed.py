@@ -15,8 +15,9 @@ from torch import Tensor
 from specdec import kernels
 from specdec.draft.candidates import candidates
 from specdec.models.decoder import Decoder
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import LoadedHead
-from specdec.models.heads import HeadConfig, RecurrentHead, make_head
+from specdec.models.heads import RecurrentHead, make_head
 
 KINDS = ("eagle", "eagle3", "mtp", "mtp3")
 """The last one has three modules, the others one."""

@@ -307,6 +307,32 @@ def test_reading_is_not_the_price_of_asking() -> None:
         budget.observe(step, forward, [Verdict((0,), 1) if right else Verdict((), 1), Verdict((), 1)])
 
 
+def test_where_chance_decides_a_drafter_is_asked_whatever_it_costs() -> None:
+    """Prompts that are dear to read, and drafts that are never right: nothing is weighed, and nothing breaks."""
+
+    class Reader(Scripted):
+        read_of: int | None = None
+
+        def unread(self, sequence: Sequence) -> int:
+            return 0 if sequence.id == self.read_of else 1000
+
+        def read(self, sequences: Many[Sequence]) -> None:
+            (row,) = sequences
+            self.read_of = row.id
+            clock.now += 10.0
+
+    clock = Clock()
+    reader = Reader(lambda s, n: draft_of([-1]), clock, 1.0)
+    budget = Budget(reader, costs_of(CURVES["free"]), Stats(), clock, by_chance=True)
+    for number in range(100):
+        row = sequence([1], number=number, room=20)
+        (draft,) = budget.propose([row], [1], 1)
+        assert len(draft) == 1
+        step, forward = Step((Span(row, 0, 1, draft),)), Forward(torch.zeros(2, 4), (slice(0, 2),))
+        budget.observe(step, forward, [Verdict((), 99)])
+        budget.release(row)
+
+
 def test_a_thrifty_drafter_watches_those_that_ask_and_a_few_others() -> None:
     """Of 32 sequences two may ask: they are always observed, of the others four in one pass of four, all in their turn."""
     seen: list[list[int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from drafting import sequence
 
-from specdec.draft.features import Features
+from specdec.draft.features import LOOSE, Features
 from specdec.types import Draft, Forward, Span, Step, Tree, Verdict
 
 
@@ -92,3 +92,30 @@ def test_the_norm_is_applied_to_what_is_kept() -> None:
     features.release(row)
     features.release(row)
     assert features.n_bytes == 0
+
+
+def test_rows_that_nobody_uses_are_copied_out_of_their_passes() -> None:
+    """A drafter that is not asked holds about its own rows, not all those that were refused or belong to others; and they
+    are the right ones, in order, whenever the copies are made."""
+    features = Features((0, 5))
+    row, other = sequence([1, 2]), sequence([1] * 4000, number=1)
+    row.n_cached = 1
+    expected = []
+    for i in range(300):
+        begin = i % 7  # the other sequence's rows come before
+        spans = [*([Span(other, 0, begin)] if begin else []), Span(row, row.n_cached, row.n_cached + 1, chain(*range(40)))]
+        accepted = i % 3
+        row.tokens += range(accepted + 1)
+        row.n_cached += accepted + 1
+        other.n_cached = begin
+        observe(features, spans, [*([None] if begin else []), Verdict(tuple(range(accepted)), 5)])
+        expected += [[begin + k, 100 + begin + k] for k in range(accepted + 1)]
+        own = features._tracks[row.id].n_held
+        assert features.n_bytes <= 8 * (2 * own + LOOSE + 100), "as many again, some, and the last pass"
+    assert held(features, row) == expected
+    track = features._tracks[row.id]
+    last = track.part()
+    assert (last.join().tolist(), track.n_held) == ([expected[-1]], len(expected) - 1)
+    track.feed()
+    track.hold(last)
+    assert (held(features, row), track.stop) == ([expected[-1]], len(expected) + 1)

@@ -40,10 +40,11 @@ def gates_of(saved: float) -> Gates:
         assert gates.opens(row, Reader("a"), False) or saved < PRICE
         gates.close(number, ("a", False), saved, False, PASS)
         gates.release(number)
+    assert len(gates) == 0, "nothing is kept of sequences that ended"
     return gates
 
 
-@pytest.mark.parametrize("room", [20, 200, 2000])
+@pytest.mark.parametrize("room", [20, 200, 400, 2000])
 @pytest.mark.parametrize("rows", [100, 1000, 10_000])
 def test_a_prompt_is_read_where_that_can_be_expected_to_pay(rows: int, room: int) -> None:
     """By what half the tokens that may still come would gain."""
@@ -52,18 +53,20 @@ def test_a_prompt_is_read_where_that_can_be_expected_to_pay(rows: int, room: int
     assert opens == ((saved - PRICE) * room / 2 >= rows * ROW)
 
 
-def test_a_prompt_is_read_for_a_drafter_that_pays_for_few_but_pays_well() -> None:
-    """It saves less than it costs on average, but falls silent where it does not pay: what it gains elsewhere counts."""
+@pytest.mark.parametrize("well", [2, 8])
+def test_a_prompt_is_read_for_a_drafter_that_pays_for_few_but_pays_well(well: int) -> None:
+    """It saves less than it costs on average, but falls silent where it does not pay: what it gains elsewhere counts, and
+    nothing is taken off it."""
     gates = Gates()
     gates.asked("a", PRICE)
     gates.read("a", ROW)
     for number in range(-200, 0):
-        row, saved = sequence([1], number=number), 8 * PRICE if number % 10 == 0 else 0.0
+        row, saved = sequence([1], number=number), well * PRICE if number % 10 == 0 else 0.0
         for _ in range(30):
             if gates.opens(row, Reader("a"), False):
                 gates.close(number, ("a", False), saved, saved > 0, PASS)
         gates.release(number)
-    row, reader = sequence([1], room=200), Reader("a", 1000)
+    row, reader = sequence([1], room=200), Reader("a", 500)
     assert sum(gates.opens(row, reader, False) for _ in range(LATER))
     hopeless, row = gates_of(0.0), sequence([1], room=200)
     assert not sum(hopeless.opens(row, reader, False) for _ in range(LATER))
@@ -86,29 +89,86 @@ def test_reading_for_a_drafter_that_does_not_pay_takes_no_larger_share_than_prob
     assert 10 < n_read <= 1 + PROBING * n_passes * PASS / (reader.rows * ROW)
 
 
+def test_what_a_long_prompt_takes_is_saved_up_whatever_shorter_ones_ask_for_meanwhile() -> None:
+    gates = gates_of(0.0)
+    long, short = (sequence([1], room=50, number=number) for number in (1, 2))
+    assert not gates.opens(long, Reader("a", 1000), False)
+    assert not gates.opens(short, Reader("a", 100), False)
+    for _ in range(1 + math.ceil(1000 * ROW / (PROBING * PASS))):
+        gates.passed(PASS)
+    assert sum(gates.opens(long, Reader("a", 1000), False) for _ in range(LATER))
+
+
 def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
-    """Resting is a shortcut: who is asked when is what counting every gate in every pass would give."""
+    """Resting is a shortcut: who is asked when is what counting every gate in every pass would give. A drafter that is asked
+    behind others only has no part in it: it waits for passes in which they drafted well."""
     for seed in range(40):
         rng = random.Random(seed)
         rested, counted = Gates(), Gates()
-        row, drafters = sequence([1], number=1), [Reader(name) for name in "abc"]
+        row, drafters, behind = sequence([1], number=1), [Reader(name) for name in "abc"], Reader("d")
         for gates in (rested, counted):
-            for name in "abc":
+            for name in "abcd":
                 gates.asked(name, 0.5)
+        slept = False
         for _ in range(300):
             resting = rested.rests(1)
-            opened = [drafter for drafter in drafters if counted.opens(row, drafter, False)]
+            opened = [(drafter, False) for drafter in drafters if counted.opens(row, drafter, False)]
+            if opened and counted.opens(row, behind, True):
+                opened.append((behind, True))
             if resting:
                 assert not opened
+                slept = True
                 continue
-            assert [drafter for drafter in drafters if rested.opens(row, drafter, False)] == opened
-            for drafter in opened:
+            found = [(drafter, False) for drafter in drafters if rested.opens(row, drafter, False)]
+            if found and rested.opens(row, behind, True):
+                found.append((behind, True))
+            assert found == opened
+            assert found or not slept, "it could have rested longer"
+            slept = False
+            for drafter, last in opened:
                 saved, right = rng.choice([0.0, 0.0, 3.0]), rng.random() < 0.2
                 for gates in (rested, counted):
-                    gates.close(1, (drafter.name, False), saved, right, 4.0)
+                    gates.close(1, (drafter.name, last), saved, right, 4.0)
             if not opened:
                 rested.rest(1)
         assert rested.rests(2) is False, "a sequence that nothing is known of"
+
+
+def test_the_price_of_asking_is_all_that_comes_with_it() -> None:
+    """Making the draft, watching what becomes of it, and choosing among the nodes."""
+    gates = Gates()
+    gates.asked("a", 0.5)
+    gates.asked("b", 2.0)
+    gates.watched("a", 0.25)
+    gates.handled(0.1)
+    assert gates.cost("a") == pytest.approx(0.85)
+    assert gates.cost("b") == pytest.approx(2.1)
+
+
+def test_one_slow_ask_moves_the_price_little() -> None:
+    """A machine that was busy for a moment must not silence a drafter."""
+    gates = Gates()
+    gates.asked("a", 0.5)
+    gates.asked("a", 100.0)
+    assert gates.cost("a") == pytest.approx(0.5 + 3 * 0.5 / 16)
+    gates.asked("a", 0.0)
+    assert gates.cost("a") < 0.6
+
+
+def test_a_cleared_engine_knows_as_little_as_a_new_one() -> None:
+    """What choosing takes apart, which is of the machine: no price, no saving, nothing saved up, no sequence."""
+    gates = gates_of(0.0)
+    gates.handled(0.1)
+    long = Reader("a", 10_000)
+    assert not gates.opens(sequence([1], room=20), long, False)
+    for _ in range(1 + math.ceil(long.rows * ROW / (PROBING * PASS))):
+        gates.passed(PASS)
+    gates.clear()
+    assert (len(gates), gates.cost("a")) == (0, 0.1)
+    gates.asked("a", PRICE)
+    gates.read("a", ROW)
+    assert not gates.opens(sequence([1], room=20), long, False)
+    assert gates.opens(sequence([1], room=20), Reader("a"), False), "nobody has seen it save nothing"
 
 
 def test_watching_takes_no_larger_share_than_probing() -> None:

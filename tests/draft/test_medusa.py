@@ -20,8 +20,9 @@ from specdec.draft.base import Target
 from specdec.draft.medusa import MedusaDrafter
 from specdec.draft.shape import static
 from specdec.models.decoder import Decoder
+from specdec.models.head_config import Correction, HeadConfig
 from specdec.models.head_files import LoadedHead
-from specdec.models.heads import Correction, HeadConfig, MedusaHead
+from specdec.models.heads import MedusaHead
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.types import Draft, Forward, Sequence, Span, Step, Tree, Verdict

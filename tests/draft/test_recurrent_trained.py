@@ -19,7 +19,7 @@ from specdec import kernels
 from specdec.config import SamplingParams, SpeculationConfig
 from specdec.draft.base import Target
 from specdec.draft.recurrent import RecurrentDrafter
-from specdec.models.heads import HeadConfig
+from specdec.models.head_config import HeadConfig
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 

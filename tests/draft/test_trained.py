@@ -18,8 +18,9 @@ from specdec.draft.merge import Merge
 from specdec.models import source
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import save_head
-from specdec.models.heads import HeadConfig, make_head
+from specdec.models.heads import make_head
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 

@@ -49,3 +49,34 @@ def test_what_exceeds_a_chunk_has_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_rate_of_reading_is_that_of_all_bytes() -> None:
     """A rate that no machine reaches would make every pass look slow, and one of kilobytes every pass look good."""
     assert 1e8 < memory.read_rate(load(), 8 << 20, repeats=3) < 1e12
+
+
+def test_scratch_is_the_same_memory_until_somebody_holds_it() -> None:
+    """What is made of it in any way keeps it from being written again; what nobody holds is not kept twice."""
+    scratch = memory.Scratch()
+    first = scratch.rows(3, 5).fill_(1)
+    row = first[1]
+    del first
+    second = scratch.rows(3, 5).fill_(2)
+    assert row.tolist() == [1] * 5, "a row of an array that is gone is still read"
+    array = second.numpy()[2]
+    del second, row
+    third = scratch.rows(3, 5).fill_(3)
+    assert array.tolist() == [2] * 5
+    place = third.data_ptr()
+    del array, third
+    gc.collect()
+    for n in (3, 1, 0, 2):
+        assert scratch.rows(n, 5).data_ptr() in (place, 0) or n == 0
+        assert scratch.rows(n, 5).shape == (n, 5)
+
+
+def test_scratch_grows_and_does_not_keep_what_is_very_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = memory.Scratch()
+    small = scratch.rows(1, 8).data_ptr()
+    assert scratch.rows(4096, 8).fill_(1).sum() == 4096 * 8
+    grown = scratch.rows(1, 8).data_ptr()
+    assert grown != small
+    monkeypatch.setattr(memory, "CHUNK", 1024)
+    assert scratch.rows(33, 8).data_ptr() != grown, "more than a chunk"
+    assert scratch.rows(1, 8).data_ptr() == grown

@@ -9,7 +9,8 @@ import torch
 
 from specdec import kernels
 from specdec.kernels.portable import PortableKernels
-from specdec.quant.linear import DenseLinear, DeviceLinear, make_linear
+from specdec.quant.linear import DenseLinear, DeviceLinear
+from specdec.quant.make import make_linear
 
 
 @pytest.fixture(autouse=True)

@@ -230,3 +230,27 @@ def test_named_templates() -> None:
     tokenizer.template.sources["tool_use"] = "with tools"
     assert tokenizer.decode(tokenizer.chat([user("x")])) == "plain"
     assert tokenizer.decode(tokenizer.chat([user("x")], tools=[{"name": "f"}])) == "with tools"
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [("{{ messages[0].content }}{{ bos_token }}", "it knows nothing but the messages"),
+     ("{% if tools is defined %}{{ tools }}{% endif %}{{ messages }}", "beside the messages it knows tools"),
+     ("{% macro m(depth) %}{{ date }}{{ depth }}{% endmacro %}{{ m(messages) }}", "beside the messages it knows date")],
+)  # fmt: skip
+def test_a_variable_that_a_template_never_looks_at_is_refused(template: str, known: str) -> None:
+    """A model that nobody told of tools answers as if there were none, and a misspelt switch must not pass as its default."""
+    tokenizer = byte_level(template=template)
+    with pytest.raises(ChatTemplateError, match=f"no use for thinking; {known}"):
+        tokenizer.chat([user("x")], thinking=True)
+    tokenizer.chat([user("x")], add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, user(None), {"role": "user", "name": "n", "content": None}])
+def test_a_message_without_content_is_refused(message: dict) -> None:
+    """Templates would write None, or nothing. Where a message has something else to say, it is the template's business."""
+    with pytest.raises(ChatTemplateError, match="message 1 says nothing"):
+        CHAT.chat([user("x"), message])
+    tokenizer = byte_level(template="{% for m in messages %}{{ m.content or m.tool_calls[0].name }}{% endfor %}")
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    assert tokenizer.decode(tokenizer.chat([user("x"), calls, user("y")])) == "xfy"

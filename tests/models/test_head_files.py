@@ -16,8 +16,9 @@ from specdec import kernels
 from specdec.models.decoder import Decoder
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import load_head, save_head
-from specdec.models.heads import Head, HeadConfig, make_head
+from specdec.models.heads import Head, make_head
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from specdec import kernels
 from specdec.config import ConfigError, Precision
 from specdec.kernels.portable import PortableKernels
-from specdec.models.heads import HeadConfig, MedusaHead, RecurrentHead, make_head
+from specdec.models.head_config import HeadConfig
+from specdec.models.heads import MedusaHead, RecurrentHead, make_head
 from specdec.models.packed_heads import pack_head, packed_bytes
 
 D, V, HEADS, KV, HD = 64, 96, 4, 2, 16

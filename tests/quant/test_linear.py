@@ -14,7 +14,8 @@ from specdec.config import Precision
 from specdec.kernels import select
 from specdec.kernels.portable import PortableKernels
 from specdec.quant.blocks import GgufKind
-from specdec.quant.linear import BlockLinear, DenseLinear, DeviceLinear, Embedding, Linear, StackedLinear, make_linear
+from specdec.quant.linear import BlockLinear, DenseLinear, DeviceLinear, Embedding, Linear, StackedLinear
+from specdec.quant.make import make_linear
 
 CPU = torch.device("cpu")
 KERNELS = PortableKernels()

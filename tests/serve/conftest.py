@@ -34,3 +34,15 @@ def tiny_server(tiny_folder) -> Iterator[Running]:
 def words(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """CHAIN that counts in WORDS."""
     return words_llm(tmp_path_factory.mktemp("words"), WORDS)
+
+
+@pytest.fixture
+def still_alive(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did, its server answers afterwards, and holds nothing (Q2, Q6)."""
+    yield
+    for name in ("tiny_server", "small"):
+        if name in request.fixturenames:
+            server = request.getfixturevalue(name)
+            assert server.http.get("/health").status_code == 200
+            assert server.ask(prompt="control", max_tokens=3, temperature=0, ignore_eos=True)["usage"]["completion_tokens"] == 3
+            server.settled()

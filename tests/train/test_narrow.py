@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from specdec.cli import app
 from specdec.config import ConfigError
+from specdec.models.head_config import HeadConfig
 from specdec.models.head_files import LoadedHead, load_head
-from specdec.models.heads import HeadConfig, make_head
+from specdec.models.heads import make_head
 from specdec.train.data import Answer
 from specdec.train.narrow import narrowed
 

@@ -73,6 +73,14 @@ def test_what_is_wrong_is_told_in_a_line(words, reason: str, folder: Path, promp
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_too_few_prompts_are_told_before_any_is_answered(prompts: Path, tmp_path: Path) -> None:
+    """The model that is to answer them is not even looked for."""
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:20]))
+    result = run("eagle", "--model", "/nowhere", "--prompts", prompts, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "20 prompts are too few: more than 20 are needed" in result.stderr
+
+
 def test_a_folder_that_cannot_be_made_is_told(folder: Path, prompts: Path) -> None:
     result = run("eagle", "--model", folder, "--prompts", prompts, "--out", prompts / "inside")
     assert result.exit_code == 2

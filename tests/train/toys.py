@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec import kernels
-from specdec.models.heads import Head, HeadConfig, make_head
+from specdec.models.head_config import HeadConfig
+from specdec.models.heads import Head, make_head
 from specdec.train.batch import Batch, Example
 from specdec.train.evaluate import Measured, measure
 from specdec.train.loop import Run

@@ -1,19 +1,16 @@
 """The law of what verification rules emit, on rows of the audited model: exact by enumeration, and by draws.
 
-A small world is cut out of the model: after a prompt, the few most likely tokens of each context, with the probabilities that
-the sampler really gives them, and their continuations. There the joint law of the first tokens is known exactly. Every rule is
+In a small world that is cut out of the model (``world``) the joint law of the first tokens is known exactly. Every rule is
 enumerated in it, with a drafter that is wrong on purpose, and then run with random numbers as an engine would run it. The
 broken rules go through the same two tests and must be caught.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,13 +21,9 @@ from specdec.audit.requests import Request
 from specdec.audit.runs import run
 from specdec.audit.statistics import Fit, fit
 from specdec.audit.workshop import Cell, Workshop
-from specdec.config import SamplingParams
+from specdec.audit.world import DEEP, PARAMS, WIDE, World, cut_world
 from specdec.engine import Engine
-from specdec.history import History
-from specdec.llm import LLM
-from specdec.runner.probe import Probe
-from specdec.sampling import warp
-from specdec.types import ROOT, Draft, Siblings, Span, Tree
+from specdec.types import Siblings
 from specdec.verify import RULES, Rule
 from specdec.verify.broken import BROKEN, CAUGHT
 from specdec.verify.enumeration import Judge, Sprout, distance, grow, siblings
@@ -38,97 +31,13 @@ from specdec.verify.enumeration import Judge, Sprout, distance, grow, siblings
 FALSE_ALARM = 1e-4
 """Chance that a sound engine fails any of the tests of laws in a whole audit."""
 
-WIDE, DEEP = 3, 2
-"""Tokens per context and drafted levels of the world that is drawn from; the joint law is that of one token more."""
-
 DRAWS = 1000
 
 ENGINE_DRAWS = 240
 """Answers through the whole engine."""
 
-_PARAMS = SamplingParams(temperature=1.0, top_k=WIDE, ignore_eos=True, max_tokens=DEEP + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The most likely tokens of some contexts of the model, by rank: 0 is the most likely one.
-
-    ``law`` and ``tokens`` are by path of ranks.
-    """
-
-    prompt: tuple[int, ...]
-    law: dict[tuple[int, ...], Tensor]
-    """[WIDE] float64, sums to 1."""
-    tokens: dict[tuple[int, ...], list[int]]
-    """The tokens of the ranks."""
-    draft: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    """[WIDE] the law of a drafter that is wrong in a known way: half the target's turned round, half a flatter one."""
-
-    def __post_init__(self) -> None:
-        for path, p in self.law.items():
-            flat = p.sqrt()
-            self.draft[path] = (p.flip(0) + flat / flat.sum()) / 2
-
-    def p(self, path: tuple[int, ...]) -> Tensor:
-        return self.law[path[:DEEP]]
-
-    def q(self, path: tuple[int, ...]) -> Tensor:
-        return self.draft[path[:DEEP]]
-
-    def holed(self, path: tuple[int, ...]) -> Tensor:
-        """``p`` with its last token ruled out, which the drafter goes on drafting."""
-        p = self.p(path).clone()
-        p[-1] = 0
-        return p / p.sum()
-
-    def astray(self, path: tuple[int, ...]) -> Tensor:
-        """Another drafter, which drafts hardly anything but the least likely token: where the target is sure of itself, it
-        alone leaves more than one token to choose from when its first one is refused."""
-        p = self.p(path)
-        few = min(float(p[1]) / 2, 0.1)
-        q = torch.full_like(p, few)
-        q[-1] = 1 - few * (WIDE - 1)
-        return q
-
-    def joint(self) -> dict[tuple[int, ...], float]:
-        """Of the first ``DEEP + 1`` tokens, by their ranks."""
-        paths = itertools.product(range(WIDE), repeat=DEEP + 1)
-        return {path: float(np.prod([float(self.p(path[:i])[path[i]]) for i in range(len(path))])) for path in paths}
-
-    def ranks(self, tokens: Many[int]) -> tuple[int, ...]:
-        """The path of an answer; -1 for a token that its context rules out, and the path ends there."""
-        path: tuple[int, ...] = ()
-        for token in tokens[: DEEP + 1]:
-            known = self.tokens[path]
-            path = (*path, known.index(token) if token in known else -1)
-            if path[-1] < 0:
-                break
-        return path
-
-
-def cut_world(llm: LLM, prompt: tuple[int, ...]) -> World:
-    """Compute the rows of a world: a pass for each level, over all contexts of it at once."""
-    law: dict[tuple[int, ...], Tensor] = {}
-    tokens: dict[tuple[int, ...], list[int]] = {}
-    probe = Probe(llm.engine.model, llm.kernels, len(prompt) + WIDE + WIDE**2)
-    nodes: dict[tuple[int, ...], int] = {(): ROOT}
-    tree = Tree()
-    for level in range(DEEP + 1):
-        draft = Draft(tree, ("audit",) * len(tree))
-        sequence = probe.sequence(list(prompt), len(prompt) + len(tree))
-        (rows,) = probe.run(Span(sequence, 0, len(prompt), draft))
-        sequence.table.truncate(0)
-        for path in [path for path in nodes if len(path) == level]:
-            written = [tokens[path[:i]][rank] for i, rank in enumerate(path)]
-            history = History.of([*prompt, *written], len(prompt))
-            p = warp(rows[nodes[path] + 1], _PARAMS, history).exp()
-            best = p.topk(WIDE)
-            law[path], tokens[path] = best.values / best.values.sum(), best.indices.tolist()
-            if level < DEEP:
-                for rank, token in enumerate(tokens[path]):
-                    nodes[(*path, rank)] = len(tree)
-                    tree = Tree((*tree.tokens, token), (*tree.parents, nodes[path]))
-    return World(prompt, law, tokens)
+_AT_ONCE = 8
+"""Of them in flight."""
 
 
 class Dice:
@@ -162,7 +71,7 @@ def check_laws(workshop: Workshop, enough: Callable[[float], bool]) -> Iterator[
     """Every right rule, every broken one, and the engine as it is configured."""
     worlds = [cut_world(workshop.llm, request.prompt) for request in workshop.requests[:3:2]]
     waiting: list[tuple[str, Callable[[], Check]]] = [
-        ("engine", lambda: _through_the_engine(workshop, worlds[0])),
+        ("engine", lambda: _through_the_engine(workshop, worlds[0], enough)),
         *((rule.name, lambda rule=rule: _right(rule, worlds)) for rule in RULES.values()),
     ]
     yield from _until("law", waiting, enough)
@@ -193,7 +102,7 @@ def _right(rule: Rule, worlds: Many[World]) -> Check:
         return Check("law", name, "failed" if exact > CAUGHT else "passed", summary, time.perf_counter() - started)
     exact = max(_distances(rule.judge, rule.siblings, worlds))
     found = _drawn(rule.judge, siblings(*_kinds(rule.siblings)), worlds[0])
-    details = {**details_of(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
+    details = {**_figures(found), "exact_tv": exact, "keeps": rule.keeps, "paper": rule.paper}
     if rule.keeps == "lossy":
         status, verb = "measured", "lossy, as it says: the law is off"
     else:
@@ -247,26 +156,48 @@ def _drawn(judge: Judge, sprout: Sprout, world: World) -> Fit:
     return fit(counts, world.joint(), alarm())
 
 
-def _through_the_engine(workshop: Workshop, world: World) -> Check:
-    """Answers of the engine as it is configured, each with a seed of its own, against the same exact law."""
+def _through_the_engine(workshop: Workshop, world: World, enough: Callable[[float], bool]) -> Check:
+    """Answers of the engine as it is configured, each with a seed of its own, against the same exact law.
+
+    Args:
+        enough: would the time for this be up in so many seconds?
+    """
     started, rule = time.perf_counter(), workshop.rule
     if rule.name == "greedy":
         return Check("law", "whole engine", "left out", "greedy acceptance serves temperature 0 alone, so there is no law")
     drafter = workshop.drafters[-1]
-    engine = workshop.engine(Cell(drafter, workshop.llm.config.speculation.max_nodes, 8, "cached"))
-    found = answered(workshop, world, engine)
+    cell = Cell(drafter, workshop.llm.config.speculation.max_nodes, _AT_ONCE, "cached")
+    if enough(seconds := _seconds(workshop, world, workshop.engine(cell))):
+        return Check("law", "whole engine", "left out", f"no time was left: {ENGINE_DRAWS} answers take {seconds:.0f} s")
+    engine = workshop.engine(cell)
+    found, details = answered(workshop, world, engine)
     status = "passed" if found.fits(alarm()) and rule.keeps != "lossy" else "failed"
     lossy = "lossy by choice, and so not exact; " if rule.keeps == "lossy" else ""
     summary = f"{lossy}{ENGINE_DRAWS} answers with seeds of their own, {rule.name}, drafted by {drafter}: {described(found)}"
-    details = {**details_of(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
     return Check("law", "whole engine", status, summary, time.perf_counter() - started, details)  # type: ignore[arg-type]
 
 
-def answered(workshop: Workshop, world: World, engine: Engine) -> Fit:
-    """What an engine answers to the prompt of a world, against the exact law; each answer has a seed of its own."""
-    requests = [Request("law", world.prompt, _PARAMS, seed, frozenset()) for seed in range(ENGINE_DRAWS)]
-    answers = run(engine, requests, workshop.llm.tokenizer)
-    return fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+def answered(workshop: Workshop, world: World, engine: Engine) -> tuple[Fit, dict[str, float | int]]:
+    """What an engine answers to the prompt of a world, against the exact law; each answer has a seed of its own.
+
+    Returns:
+        The fit, and its figures beside how many tokens the engine drafted and accepted.
+    """
+    answers = run(engine, _requests(world, range(ENGINE_DRAWS)), workshop.llm.tokenizer)
+    found = fit(Counter(world.ranks(answer.tokens) for answer in answers.values()), world.joint(), alarm())
+    return found, {**_figures(found), "drafted": engine.stats.drafted, "accepted": engine.stats.accepted}
+
+
+def _seconds(workshop: Workshop, world: World, engine: Engine) -> float:
+    """About how long ``answered`` takes, from a few answers that find the prompt in the cache."""
+    for first in (0, _AT_ONCE):
+        started = time.perf_counter()
+        run(engine, _requests(world, range(first, first + _AT_ONCE)), workshop.llm.tokenizer)
+    return (time.perf_counter() - started) * ENGINE_DRAWS / _AT_ONCE
+
+
+def _requests(world: World, seeds: range) -> list[Request]:
+    return [Request("law", world.prompt, PARAMS, seed, frozenset()) for seed in seeds]
 
 
 def described(found: Fit) -> str:
@@ -277,7 +208,7 @@ def described(found: Fit) -> str:
     )
 
 
-def details_of(found: Fit) -> dict[str, float | int]:
+def _figures(found: Fit) -> dict[str, float | int]:
     return {
         "n": found.n,
         "cells": found.cells,

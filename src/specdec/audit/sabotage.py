@@ -10,14 +10,14 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
 from specdec import acceptance
+from specdec.audit.fault import Fault, replaced
 from specdec.audit.requests import Request
 from specdec.commit import Committer
 from specdec.config import BLOCK_SIZE, SamplingParams
@@ -31,28 +31,6 @@ from specdec.scheduler import Scheduler
 from specdec.tree import children
 from specdec.types import ROOT, Sequence, Span, Tree, Verdict
 from specdec.verify import follow
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One way to break an engine."""
-
-    name: str
-    part: str
-    """``cache``, ``rows``, ``sampler``, ``verifier`` or ``chance``."""
-    story: str
-    """What such an engine does."""
-    broken: Callable[[], AbstractContextManager[Any]]
-    states: tuple[str, ...] = ("cold", "staggered")
-    """States of the audit in which it is to be caught, the likeliest first."""
-    shows_in: Callable[[Request], bool] = lambda request: True
-    """Requests by which it is likeliest to be caught."""
-
-
-def replaced(owner: Any, name: str, broken: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes contexts in which an attribute is another."""
-    return lambda: patch.object(owner, name, broken)
-
 
 # The cache.
 

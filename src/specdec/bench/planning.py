@@ -1,4 +1,4 @@
-"""Plans from what was measured: the figures that ``specdec.plan`` needs, out of result files and models."""
+"""Plans from what was measured: the figures that ``specdec.plan`` needs, out of result files."""
 
 from __future__ import annotations
 
@@ -6,27 +6,16 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from specdec.bench.provenance import model_name
 from specdec.bench.result import ALL, MODES, Report, Timing
 from specdec.config import ConfigError
 from specdec.draft import shape
 from specdec.draft.shape import Accuracy, Shape
-from specdec.kv import codec
-from specdec.models import checkpoint
-from specdec.models.architecture import Architecture, from_config
-from specdec.models.gguf_model import read_architecture
-from specdec.models.source import resolve
 from specdec.plan import Chain, Mix, Prices, best, chains, least
-from specdec.roofline import KV_BYTES, kv_bytes
 from specdec.runner.cost import Costs
 
 OFF, ON = MODES
-
-KV_FORMATS = (*codec.DTYPES, *(name for name in KV_BYTES if name not in codec.DTYPES))
-"""Formats of keys and values whose memory can be told: this engine's, then others'."""
 
 MOST_BATCH = 256
 """Batches beyond this are not looked at for where drafting stops to pay."""
@@ -198,53 +187,6 @@ def costs_of(report: Report) -> Costs:
         raise ConfigError(f"v of this result must be costs by rows: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What the keys and values of a model take."""
-
-    model: str
-    kv_format: str
-    tokens: int
-    per_token: int
-    """Bytes, all layers together."""
-    unshared: float
-    """How many times that it would be if query heads did not share key heads."""
-
-
-def memory(name: str, kv_format: str, tokens: int | None) -> Memory:
-    """Of a model whose weights need not be there: a config.json, its folder, a .gguf file, an alias or a hub id.
-
-    Layers with a sliding window count in full: their pool holds the whole context here.
-
-    Args:
-        tokens: of the longest sequence; None takes the model's context.
-
-    Raises:
-        ConfigError, ModelError: the format is unknown, or there is no such model.
-    """
-    if kv_format not in KV_FORMATS:
-        raise ConfigError(f"kv format must be one of {', '.join(KV_FORMATS)}, got {kv_format!r}")
-    a = _architecture(name)
-    if kv_format in codec.DTYPES:
-        codec.check_head(codec.DTYPES[kv_format], a.head_dim)
-        entry = codec.bytes_of_row(codec.DTYPES[kv_format], a.head_dim) / a.head_dim
-    else:
-        entry = KV_BYTES[kv_format]
-    per_token = kv_bytes(a.n_layers, a.n_kv_heads, a.head_dim, entry)
-    return Memory(model_name(name), kv_format, a.context if tokens is None else tokens, per_token, a.n_heads / a.n_kv_heads)
-
-
-def _architecture(name: str) -> Architecture:
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".json":
-        return from_config(checkpoint.read_json(path), path)
-    source = resolve(name)
-    if source.kind == "gguf":
-        return read_architecture(source.header)
-    config = source.path / "config.json"
-    return from_config(checkpoint.read_json(config), config)
-
-
 def _runs(report: Report, mode: str, task: str, temperature: float) -> list[Timing]:
     return [r for r in report.runs if (r.mode, r.temperature) == (mode, temperature) and task in (r.task, ALL)]
 
@@ -300,8 +242,3 @@ def as_dict(plan: Plan, costs: Costs | None, checked: Sequence[Checked]) -> dict
 
 def _chain(chain: Chain) -> dict[str, float]:
     return {**dataclasses.asdict(chain), "speedup": chain.speedup}
-
-
-def memory_as_dict(memory: Memory, batches: Sequence[int]) -> dict[str, Any]:
-    """The same, with the bytes of so many sequences."""
-    return {**dataclasses.asdict(memory), "bytes": {str(n): n * memory.tokens * memory.per_token for n in batches}}

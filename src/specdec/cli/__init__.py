@@ -44,5 +44,5 @@ def specdec(
 
 
 def main() -> None:
-    """The ``specdec`` program."""
+    """Run the command that the program's arguments name."""
     app()

@@ -119,7 +119,7 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """The list given fills at Ctrl-C, so that a pass is never broken off in its middle; a second Ctrl-C does break off."""
+    """The list given fills at Ctrl-C, so that what was said so far is kept; a second Ctrl-C ends the program."""
     pressed: list[bool] = []
 
     def press(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +80,7 @@ class ModelOptions:
     def load(self, *, progress: bool, **settings: Any) -> LLM:
         from specdec.llm import LLM
 
+        _catch_interrupts()
         nodes = {} if self.max_nodes is None else {"max_nodes": self.max_nodes}
         return LLM(
             self.model,
@@ -108,6 +111,7 @@ class TargetOptions:
         """Without drafters and without the self-test."""
         from specdec.llm import LLM
 
+        _catch_interrupts()
         return LLM(
             self.model,
             revision=self.revision,
@@ -166,6 +170,12 @@ def _biases(texts: list[str]) -> dict[int, float]:
         except ValueError:
             raise ConfigError(f"--logit-bias needs ID=VALUE, such as 1234=-5, got {text!r}") from None
     return biases
+
+
+def _catch_interrupts() -> None:
+    """From here on Ctrl-C is an exception: what ``specdec.__main__`` spares it has been imported."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def command(run: Callable[..., None]) -> Callable[..., None]:

@@ -85,6 +85,7 @@ def plan(
     each task is compared with the speed that was measured.
     """
     from specdec.bench import planning
+    from specdec.bench.memory import Memory
 
     _refuse(given(ctx))
     writable("--json", json)
@@ -100,8 +101,8 @@ def plan(
         if draw is not None:
             draw(lambda: figures.plan(made, rows, checked))
     if memory.kv is not None:
-        kept = planning.memory(memory.kv, memory.kv_format, memory.tokens)
-        facts["memory"] = planning.memory_as_dict(kept, batches)
+        kept = Memory.of(memory.kv, memory.kv_format, memory.tokens)
+        facts["memory"] = kept.as_dict(batches)
         _print(plan_tables.memory(kept, batches))
     if json is not None:
         json.write_text(js.dumps(facts, indent=1) + "\n", encoding="utf-8")

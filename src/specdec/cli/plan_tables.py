@@ -13,7 +13,8 @@ from rich.tree import Tree as Drawing
 from specdec.types import ROOT
 
 if TYPE_CHECKING:
-    from specdec.bench.planning import Checked, Memory, Plan, Tree
+    from specdec.bench.memory import Memory
+    from specdec.bench.planning import Checked, Plan, Tree
     from specdec.runner.cost import Costs
 
 

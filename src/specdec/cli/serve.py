@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,6 +79,7 @@ def serve(
     )
     if replicas < 1:
         raise ConfigError(f"--replicas must be an integer >= 1, got {replicas}")
+    _check_address(host, port)
     from specdec.serve.logs import configure
 
     configure(log_format)
@@ -94,6 +96,25 @@ def serve(
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ConfigError, before a model is loaded, where nobody could listen."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be in [0, 65535], got {port}")
+    failed = None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as listener:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    listener.bind(address)
+                return
+            except OSError as error:  # one of several, of a family that this machine does not have, say
+                failed = error
+        raise failed or OSError("it has no address")
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}, port {port}: {error.strerror or error}; see --host and --port") from error
 
 
 def _load_replica(log_format: LogFormat, sizes: Mapping[str, int | None], model: ModelOptions) -> LLM:

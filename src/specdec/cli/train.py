@@ -177,6 +177,9 @@ def _train(
     if (data.prompts is None) == (data.answers is None):
         raise ConfigError("give --prompts, which the model then answers, or --answers that it gave before, and not both")
     prompts = None if data.prompts is None else read_prompts(data.prompts)
+    if prompts is not None and len(prompts) <= session.FEWEST:
+        told = f"--prompts: {len(prompts)} prompts are too few: more than {session.FEWEST} are needed"
+        raise ConfigError(told)
     if data.answers is not None and not data.answers.is_file():
         raise ConfigError(f"--answers: there is no file {data.answers}")
     out.mkdir(parents=True, exist_ok=True)

@@ -31,13 +31,19 @@ class SamplingParams:
     top_k: int = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
+    """Keep the most likely tokens that together have this probability, the one that crosses it included; 1 keeps all."""
     min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in prompt and output."""
     frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that it is in the output, in [-2, 2]."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that is in the output, in [-2, 2]."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, each in [-100, 100]."""
     bad_words: tuple[str, ...] = ()
+    """Text that must not be said; a string or several."""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not be completed."""
     max_tokens: int | None = None
@@ -47,10 +53,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; empty strings are ignored."""
     stop_token_ids: tuple[int, ...] = ()
+    """The output ends with the first of these, which counts as one of its tokens."""
     ignore_eos: bool = False
+    """Go on past the model's own end tokens."""
     seed: int | None = None
     """None draws a fresh one, which the result reports."""
     n: int = 1
+    """Answers to each prompt, each with a seed derived from this request's; 1 to 128."""
     logprobs: int | None = None
     """None: no log-probabilities; k: those of the emitted tokens and of the k most likely ones."""
     prompt_logprobs: int | None = None

@@ -150,7 +150,7 @@ class Budget:
             for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
             if limit > 0
             and _allowed(sequence, name)
-            and (self._gates.opens(sequence, drafter, found[i] >= GOOD) or self._fixed(sequence))
+            and (self._fixed(sequence) or self._gates.opens(sequence, drafter, found[i] >= GOOD))
         ]
         if not askers:
             return drafts

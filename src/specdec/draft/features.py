@@ -16,6 +16,10 @@ from torch import Tensor
 
 from specdec.types import Forward, Sequence, Step, Verdict
 
+LOOSE = 512
+"""Rows of others that passes may keep in memory for a sequence, if they are no more than its own, before its rows are copied
+out of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -26,12 +30,27 @@ class Piece:
     """Per tap [M, d], of all rows of the pass."""
     rows: list[int]
 
+    @property
+    def n_others(self) -> int:
+        """Rows of the pass that are none of these."""
+        return len(self.taps[0]) - len(self.rows)
+
     def join(self) -> Tensor:
         """[n, taps * d]"""
-        first, n = self.rows[0], len(self.rows)
-        at = slice(first, first + n) if self.rows[-1] == first + n - 1 else self.rows  # increasing
-        parts = [tap[at] for tap in self.taps]
+        parts = [tap[self._at] for tap in self.taps]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+    @classmethod
+    def merged(cls, pieces: Many[Piece]) -> Piece:
+        """The rows of several, one behind the other, copied out of their passes."""
+        taps = tuple(torch.cat([piece.taps[tap][piece._at] for piece in pieces]) for tap in range(len(pieces[0].taps)))
+        return cls(taps, list(range(len(taps[0]))))
+
+    @property
+    def _at(self) -> slice | list[int]:
+        """The rows as an index, which are increasing."""
+        first, n = self.rows[0], len(self.rows)
+        return slice(first, first + n) if self.rows[-1] == first + n - 1 else self.rows
 
     def addresses(self) -> list[int]:
         """Of the feature's vectors, row by row and tap by tap.
@@ -59,6 +78,8 @@ class Track:
     held: list[Piece] = field(default_factory=list)
     """The rows from there on."""
     n_held: int = 0
+    n_loose: int = 0
+    """Rows of others in the passes that these are held with."""
     tips: list[Tensor] = field(default_factory=list)
     """What the drafter's modules gave for their last committed row, [d] each; modules that had no row yet are missing."""
 
@@ -67,6 +88,14 @@ class Track:
         """Rows before this one have been observed."""
         return self.fed + self.n_held
 
+    def hold(self, piece: Piece) -> None:
+        """Keep the next rows. Copies are made seldom enough that a row is copied about once."""
+        self.held.append(piece)
+        self.n_held += len(piece.rows)
+        self.n_loose += piece.n_others
+        if self.n_loose > max(LOOSE, self.n_held):
+            self.held, self.n_loose = [Piece.merged(self.held)], 0
+
     def part(self) -> Piece:
         """Give away the last row held."""
         last = self.held.pop()
@@ -74,6 +103,11 @@ class Track:
         if len(last.rows) > 1:
             self.held.append(Piece(last.taps, last.rows[:-1]))
         return Piece(last.taps, last.rows[-1:])
+
+    def feed(self) -> None:
+        """The rows that were held have been used."""
+        self.fed = self.stop
+        self.held, self.n_held, self.n_loose = [], 0, 0
 
     def addresses(self) -> list[int]:
         """Of the vectors that make the features of the rows held, in order."""
@@ -119,8 +153,7 @@ class Features:
             track = self._tracks.get(sequence.id)
             if track is None or track.stop != span.start:
                 track = self._tracks[sequence.id] = Track(span.start, span.start)
-            track.held.append(Piece(taps, rows))
-            track.n_held += len(rows)
+            track.hold(Piece(taps, rows))
             taken.append((sequence, track))
         return taken
 

@@ -145,7 +145,7 @@ class Gates:
     def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:
         """After an ask that saved so many seconds; ``per_token`` are those that a token takes in plain decoding."""
         row = self._rows.get(sequence_id)
-        if row is None:
+        if row is None:  # asked whether it pays or not
             return
         price = self.cost(door[0])
         gate = row.gates[door]

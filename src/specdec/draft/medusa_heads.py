@@ -12,7 +12,7 @@ from specdec.config import Precision
 from specdec.kernels.base import Kernels
 from specdec.models.heads import Block, Markov, MedusaHead
 from specdec.models.packed_heads import pack_head, packed_bytes
-from specdec.quant.linear import make_linear
+from specdec.quant.make import make_linear
 
 
 class Heads:

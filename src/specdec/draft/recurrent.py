@@ -164,7 +164,7 @@ class RecurrentDrafter(Drafter):
         if known:
             self._feed(known, None)
         for (_, track), piece in zip(known, left, strict=True):
-            track.held, track.n_held = [piece], 1
+            track.hold(piece)
 
     def _feed(self, known: Many[tuple[Sequence, Track]], races: Races | None) -> Said | None:
         """Run the rows that sequences hold through every module, as far as their tokens are known.
@@ -214,7 +214,7 @@ class RecurrentDrafter(Drafter):
         for track, module, tip in tips:
             track.tips[module : module + 1] = [tip]
         for _, track in known:
-            track.fed, track.held, track.n_held = track.stop, [], 0
+            track.feed()
         return said
 
     def _grow(self, known: Many[tuple[Sequence, Track]], growths: Many[Growth | Drawing], said: Said, took: float) -> None:

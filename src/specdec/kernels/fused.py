@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec.kernels.base import GROUP, LANES, BlockWeight, DenseWeight, Rows
 from specdec.kernels.cpu_rows import BAD_BLOCK, BAD_ROW, ERRORS, NO_MEMORY, check_rows
 from specdec.kernels.library import FLOAT, INT, LONG, POINTER, Library
+from specdec.kernels.memory import Scratch
 from specdec.kv import codec
 
 MOST_HEAD = 256
@@ -131,6 +132,7 @@ class FusedDecoder:
         self._d, self._vocab_size = weights.norm.shape[0], weights.head.n
         self._kv = weights.kv_heads, weights.head_dim
         self._decoder, self._alive = native_decoder(weights)
+        self._logits = Scratch()
 
     def __call__(
         self,
@@ -164,7 +166,7 @@ class FusedDecoder:
         """
         n_rows, n_wanted = len(tokens), len(wanted)
         self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
-        logits = torch.empty(n_wanted, self._vocab_size)
+        logits = self._logits.rows(n_wanted, self._vocab_size)
         tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
         places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
         run = NativePass(

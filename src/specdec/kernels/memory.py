@@ -6,13 +6,18 @@ pages a pass must be looked up; on pages of 2 MiB the same kernels read a third 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import sys
 import time
+import weakref
+from collections.abc import Callable
 from threading import Lock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.kernels.library import LONG, POINTER, Library
@@ -48,6 +53,43 @@ def _map(size: int) -> Tensor:
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -whole.data_ptr() % PAGE
     return whole[start : start + size]
+
+
+class Scratch:
+    """Memory for an array that every pass makes anew: the same again, unless somebody still holds what was made in it.
+
+    Were such arrays allocated and freed, small ones that outlive a pass would come to lie between them, and the memory of a
+    process would grow by one of them a pass. Calls may come from several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._memory: NDArray[np.float32] = np.empty(0, np.float32)
+        self._made: Callable[[], object] = lambda: None
+        """What was made last, if anybody holds it still."""
+
+    def rows(self, n: int, width: int) -> Tensor:
+        """[n, width] float32, filled with anything."""
+        size = n * width
+        if 4 * size > CHUNK:
+            return torch.empty(n, width)  # of a long text, every row of which is wanted: seldom, and much to keep
+        with self._lock:
+            if size > len(self._memory) or self._made() is not None:
+                self._memory = _map(4 * max(size, len(self._memory))).view(torch.float32).numpy()
+            # A tensor holds the array that it was made of, and so does all that is made of the tensor.
+            made = self._memory[:size].reshape(n, width)
+            self._made = weakref.ref(made)
+            return torch.from_numpy(made)
+
+
+def give_back() -> None:
+    """Return to the system what was freed and is kept for later: a quarter of a small model's size after it was read.
+
+    Does nothing where the C library has no such call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def read_rate(library: Library, n_bytes: int, repeats: int = 5) -> float:

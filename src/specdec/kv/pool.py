@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 
 import torch
 
-from specdec.config import BLOCK_SIZE
+from specdec.config import BLOCK_SIZE, ConfigError
 from specdec.kv import codec
 
 
@@ -19,7 +20,7 @@ class Pool:
         dtype: of the storage; ``codec.DTYPES`` has one for each format.
 
     Raises:
-        ConfigError: heads of that width cannot be held so.
+        ConfigError: heads of that width cannot be held so, or there is no memory for so many blocks.
     """
 
     def __init__(
@@ -29,8 +30,15 @@ class Pool:
         shape = n_layers, n_blocks, n_kv_heads
         of_keys, of_values = codec.block_shapes(dtype, head_dim)
         # Not cleared: a slot is never read before it is written, and untouched pages cost no memory.
-        self.keys = torch.empty(*shape, *of_keys, dtype=dtype, device=device)
-        self.values = torch.empty(*shape, *of_values, dtype=dtype, device=device)
+        try:
+            self.keys = torch.empty(*shape, *of_keys, dtype=dtype, device=device)
+            self.values = torch.empty(*shape, *of_values, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch's for a lack of memory, of any device
+            n_bytes = math.prod(shape) * (math.prod(of_keys) + math.prod(of_values)) * dtype.itemsize
+            raise ConfigError(
+                f"a pool of {n_blocks * BLOCK_SIZE:,} tokens takes {n_bytes / 1e9:,.1f} GB, which cannot be had: "
+                "lower kv_tokens or max_len, or take kv_format int8"
+            ) from error
         self.key_parts = codec.key_parts(self.keys, head_dim)
         """Views of the keys by slot, each [layers, blocks, 16, KV, x]."""
         self.value_parts = codec.value_parts(self.values, head_dim)

@@ -12,17 +12,27 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+_T = TypeVar("_T")
+
+_SPECIAL: Final = {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
+"""Variables that a template has of the model, whether or not this one has such a token."""
+
 
 class ChatTemplateError(ValueError):
     """Messages that the model's chat template refuses, or a model without one; the message is the template's own."""
+
+
+class TemplateVariableError(ChatTemplateError):
+    """A variable that the chat template never looks at."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -67,7 +77,21 @@ class ChatTemplate:
             ChatTemplateError: no template, a fault in it, or its own refusal.
         """
         name = self._name(variables)
-        return self._run(lambda: self._template(name), {**self.special_tokens, **variables})
+        return self._run(lambda: self._template(name).render({**self.special_tokens, **variables}))
+
+    def check(self, variables: Mapping[str, Any]) -> None:
+        """Raise TemplateVariableError where a variable beside the messages would have no effect, since nothing in the template
+        names it: a model that is told of no tools would answer as if there were none."""
+        if not variables:
+            return
+        name = self._name(variables)
+        known = self._run(lambda: jinja2.meta.find_undeclared_variables(self._environment.parse(self.sources[name])))
+        if unknown := sorted(variables.keys() - known - ({"tools"} if name == "tool_use" else set())):
+            others = sorted(known - {"messages", "add_generation_prompt"} - self._environment.globals.keys() - _SPECIAL)
+            raise TemplateVariableError(
+                f"the model's chat template has no use for {', '.join(unknown)}; "
+                f"{'beside the messages it knows ' + ', '.join(others) if others else 'it knows nothing but the messages'}"
+            )
 
     def separate(self, variables: Mapping[str, Any], control: re.Pattern[str], alias: Callable[[str], str]) -> str:
         """The chat as text in which the control tokens that the template wrote have other names.
@@ -106,9 +130,10 @@ class ChatTemplate:
             self._compiled[name] = self._environment.from_string(self.sources[name])
         return self._compiled[name]
 
-    def _run(self, template: Callable[[], jinja2.Template], variables: Mapping[str, Any]) -> str:
+    def _run(self, use: Callable[[], _T]) -> _T:
+        """Use a template; what goes wrong with it is told in its own words."""
         try:
-            return template().render(**variables)
+            return use()
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
         except jinja2.TemplateError as error:
@@ -135,7 +160,7 @@ class ChatTemplate:
         _rename_printed(tree, rename)
         template = jinja2.Template.from_code(self._environment, self._environment.compile(tree), self._environment.globals)
         special = {name: rename(token) for name, token in self.special_tokens.items()}
-        return self._run(lambda: template, {**special, **variables})
+        return self._run(lambda: template.render({**special, **variables}))
 
 
 def has_control(variables: Mapping[str, Any], control: re.Pattern[str]) -> bool:

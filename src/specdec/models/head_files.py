@@ -25,7 +25,8 @@ from specdec.models import published
 from specdec.models.checkpoint import open_shard, read_json
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
-from specdec.models.heads import Head, HeadConfig, fill, is_vocabulary, make_head
+from specdec.models.head_config import HeadConfig
+from specdec.models.heads import Head, filled, is_vocabulary
 from specdec.models.source import Source, shipped_heads
 
 MODEL_TYPE: Final = "specdec_head"
@@ -155,19 +156,18 @@ def load_head(folder: Path, target: Fingerprint | None = None, *, name: str | No
         raise ModelError(f"{path}: {error}") from error
     if target is not None and (difference := made_for.difference(target)):
         raise ModelError(f"{folder} was trained for {made_for.name}, and this model is another: {difference}")
-    head = make_head(config)
-    ids = _read(folder / Path(values["weights"]).name, head)
+    head, ids = _read(folder / Path(values["weights"]).name, config)
     return LoadedHead(name, head, ids, values["provenance"], values["measured"], made_for)
 
 
-def _read(path: Path, head: Head) -> Tensor | None:
-    """Fill a head with the weights of a file; what it can draft, if that is not everything."""
+def _read(path: Path, config: HeadConfig) -> tuple[Head, Tensor | None]:
+    """The head whose weights a file holds, and what it can draft, if that is not everything."""
     with open_shard(path) as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     ids = tensors.pop(_IDS, None)
     try:
-        fill(head, tensors)
-        return None if ids is None and head.config.vocabulary is None else _checked_ids(ids, head.config)
+        head = filled(config, tensors)
+        return head, None if ids is None and config.vocabulary is None else _checked_ids(ids, config)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.config import Precision, check_precision
 from specdec.kernels.base import Kernels
+from specdec.kernels.memory import give_back
 from specdec.models import checkpoint, gguf_model
 from specdec.models.checkpoint import CheckpointWeights
 from specdec.models.decoder import Decoder, Layer
@@ -15,7 +16,8 @@ from specdec.models.gguf_model import GgufWeights
 from specdec.models.source import Source
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import Blocks, Weights
-from specdec.quant.linear import BiasedLinear, Embedding, Linear, StackedLinear, make_linear
+from specdec.quant.linear import BiasedLinear, Embedding, Linear, StackedLinear
+from specdec.quant.make import make_linear
 
 
 def load_model(source: Source, precision: Precision, kernels: Kernels, device: torch.device) -> Decoder:
@@ -39,6 +41,7 @@ def load_model(source: Source, precision: Precision, kernels: Kernels, device: t
     weights: Weights = GgufWeights(source.header) if source.kind == "gguf" else CheckpointWeights(source.path)
     model = _Builder(weights, precision, kernels, device).decoder()
     weights.check_all_used()
+    give_back()
     return model
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from specdec.config import ConfigError, Precision
 from specdec.kernels.base import Kernels
 from specdec.models.heads import Gate, MedusaHead, Norm, RecurrentHead
-from specdec.quant.linear import Embedding, make_linear
+from specdec.quant.linear import Embedding
+from specdec.quant.make import make_linear
 
 AnyHead = TypeVar("AnyHead", MedusaHead, RecurrentHead)
 

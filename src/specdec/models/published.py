@@ -21,7 +21,8 @@ from torch import Tensor
 from specdec.config import ConfigError
 from specdec.models.errors import ModelError
 from specdec.models.fingerprint import Fingerprint
-from specdec.models.heads import Head, HeadConfig, HeadKind, fill, is_vocabulary, make_head
+from specdec.models.head_config import HeadConfig, HeadKind
+from specdec.models.heads import Head, filled, is_vocabulary
 from specdec.models.keys import Keys
 from specdec.models.rope import rope_from_config
 from specdec.models.tensor_folder import TensorFolder
@@ -235,12 +236,10 @@ def _medusa(keys: Keys, tensors: _Tensors, target: Fingerprint, origin: dict[str
 
 def _made(config: HeadConfig, parts: Mapping[str, Tensor], tensors: _Tensors) -> Head:
     tensors.check_all_used()
-    head = make_head(config)
     try:
-        fill(head, parts)
+        return filled(config, parts)
     except ValueError as error:
         raise ModelError(f"{tensors.folder.path}: {error}") from error
-    return head
 
 
 def _config(keys: Keys, **settings: Any) -> HeadConfig:

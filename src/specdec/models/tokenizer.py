@@ -17,13 +17,13 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from specdec.models.chat_template import ChatTemplate, ChatTemplateError, has_control, strings
+from specdec.models.chat_template import ChatTemplate, ChatTemplateError, TemplateVariableError, has_control, strings
 from specdec.models.errors import ModelError, TextError
 from specdec.models.pieces import PieceRules
 from specdec.models.tokenizer_files import NAMED, prefix_ids, read_settings, read_templates, register_special, token_text
 from specdec.models.tokenizer_gguf import backend_from_gguf, setting, splitting
 
-__all__ = ["ChatTemplateError", "Tokenizer"]
+__all__ = ["ChatTemplateError", "TemplateVariableError", "Tokenizer"]
 
 _MARKER = re.compile(r"[<\[{].*[>\]}]", re.DOTALL)
 
@@ -189,12 +189,13 @@ class Tokenizer:
             variables: what else the template knows, such as ``tools``.
 
         Raises:
-            ChatTemplateError: no template, malformed messages, or the template's own refusal.
+            ChatTemplateError: no template, malformed messages, a variable that the template has no use for, or its own refusal.
             TextError: as ``encode``.
         """
         given = {"messages": [_message(i, message) for i, message in enumerate(messages)], **variables}
         for string in strings(given):
             _check_text(string)
+        self.template.check(variables)
         everything = {**given, "add_generation_prompt": add_generation_prompt}
         if not has_control(given, self._control_pattern):
             ids = _encode(self._backend, self.template.render(everything))
@@ -265,6 +266,8 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ChatTemplateError(f"message {index} must be a mapping with a role, got {message!r}")
     content = message.get("content")
+    if content is None and message.keys() <= {"role", "name", "content"}:
+        raise ChatTemplateError(f"message {index} says nothing: it has no content")
     if isinstance(content, str) or content is None:
         return dict(message)
     if not isinstance(content, list | tuple):

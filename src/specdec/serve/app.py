@@ -100,6 +100,7 @@ guarded = APIRouter(dependencies=[Depends(HTTPBearer(auto_error=False)), Depends
 sockets = APIRouter()
 
 
+@public.head("/health", include_in_schema=False)
 @public.get("/health")
 async def health(service: Served) -> dict[str, str]:
     """200 while requests can be served; 503 once the engine has failed or the server is about to stop."""
@@ -182,6 +183,8 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def _answer(request: Request, body: Body, tenant: str | None) -> Response:
+    if body.stream_options is not None and not body.streamed:
+        raise ApiError(400, "stream_options has no effect without stream: true", param="stream_options")
     service, account = _service(request), request.state.account
     generation, shape = await service.begin(body, tenant, account, streamed=body.streamed)
     config = service.config
@@ -230,7 +233,10 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+    asked = f"{request.method} {request.url.path}"
+    told = {404: f"there is no {asked} here; GET /docs shows all routes", 405: f"{asked} is not served; see the header Allow"}
+    message = told.get(error.status_code, str(error.detail))
+    return _error_response(ApiError(error.status_code, message, headers=error.headers))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -16,6 +16,9 @@ SMALL = 65_536
 async def read_body(request: Request, config: ServeConfig) -> bytes:
     """All of it. Raises ApiError."""
     most, seconds = config.max_body_bytes, config.body_seconds
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(415, f"the body is encoded as {coding!r}: send it as it is", code="unsupported_encoding")
     too_large = ApiError(413, f"the body is larger than the {most} bytes that this server takes", code="body_too_large")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most:

@@ -245,7 +245,8 @@ class Generation:
         try:
             self._ids = await self._worker.add(jobs, self.choices)
         except RequestError as error:
-            raise ApiError(400, str(error)) from error
+            param = asked.text_field if error.field == "prompt" else error.field
+            raise ApiError(400, str(error), param=param) from error
         finally:
             if not self._ids:
                 self.close()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from specdec.config import ConfigError, SamplingParams
-from specdec.llm import LLM, ChatTemplateError, RequestError
+from specdec.encoding import NOT_FOR_TEMPLATES
+from specdec.llm import LLM, ChatTemplateError, RequestError, TemplateVariableError
 from specdec.serve.errors import ApiError
 from specdec.serve.schema import Body, ChatBody, CompletionBody, Prediction, SpeculationChoice, TextPart, TokenizeBody
 from specdec.types import Speculation
@@ -26,6 +27,8 @@ class Asked:
     """A request in the engine's terms."""
 
     prompts: list[list[int]]
+    text_field: str
+    """The field of the body that they come from."""
     params: SamplingParams
     salt: str
     speculation: Speculation
@@ -57,7 +60,11 @@ class Intake:
         if body.top_logprobs is not None and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        params = _params(body, {"logprobs": (body.top_logprobs or 0) if body.logprobs else None, "max_tokens": limit})
+        written = {"logprobs": "top_logprobs"}
+        if body.max_tokens is None:
+            written["max_tokens"] = "max_completion_tokens"
+        more = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None, "max_tokens": limit}
+        params = _params(body, more, written)
         return self._asked(body, tenant, params, lambda: [self._lay_out(body)])
 
     def tokenize(self, body: TokenizeBody) -> list[int]:
@@ -76,7 +83,8 @@ class Intake:
         return self._llm.tokenizer.decode(ids, skip_special=False)
 
     def _asked(self, body: Body, tenant: str | None, params: SamplingParams, encode: Callable[[], list[list[int]]]) -> Asked:
-        prompts = _spoken(encode, "messages" if isinstance(body, ChatBody) else "prompt")
+        text_field = "messages" if isinstance(body, ChatBody) else "prompt"
+        prompts = _spoken(encode, text_field)
         for ids in prompts:
             if len(ids) >= self._llm.engine.max_len:
                 limit = self._llm.engine.max_len
@@ -84,14 +92,17 @@ class Intake:
                     400,
                     f"the prompt has {len(ids)} tokens, but the context holds {limit}, prompt and answer together; "
                     f"at most {limit - 1} leave room for an answer",
-                    param="messages" if isinstance(body, ChatBody) else "prompt",
+                    param=text_field,
                     code="context_length_exceeded",
                 )
         params = _spoken(lambda: self._llm.spelled_out(params), "bad_words")
-        return Asked(prompts, params, _salt(tenant, body.cache_salt), self._speculation(body))
+        return Asked(prompts, text_field, params, _salt(tenant, body.cache_salt), self._speculation(body))
 
     def _lay_out(self, body: ChatBody | TokenizeBody) -> list[int]:
         variables = dict(body.chat_template_kwargs or {})
+        if mistaken := sorted(NOT_FOR_TEMPLATES & variables.keys()):
+            message = f"{', '.join(mistaken)} is no variable of a chat template, but a matter of its own"
+            raise ApiError(400, message, param="chat_template_kwargs")
         if body.add_generation_prompt is not None:
             variables["add_generation_prompt"] = body.add_generation_prompt
         messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
@@ -125,16 +136,17 @@ def _joined(parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _params(body: Body, more: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters; what a body leaves out stays as the library has it."""
+def _params(body: Body, more: Mapping[str, Any], written: Mapping[str, str] | None = None) -> SamplingParams:
+    """Sampling parameters; what a body leaves out stays as the library has it. ``written``: what some are called there."""
     values = {name: getattr(body, name) for name in _NAMES - _OF_ROUTES if hasattr(body, name)}
     values["logit_bias"] = body.logit_bias and {_token(key): bias for key, bias in body.logit_bias.items()}
     values |= more
     try:
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
     except ConfigError as error:
-        message = str(error)
-        raise ApiError(400, message, param=message.split()[0].partition("[")[0]) from error
+        name, _, rest = str(error).partition(" ")
+        name = (written or {}).get(name, name)
+        raise ApiError(400, f"{name} {rest}", param=name.partition("[")[0]) from error
 
 
 def _token(key: str) -> int:
@@ -147,6 +159,8 @@ def _spoken(call: Callable[[], _T], param: str) -> _T:
     """What the façade refuses is the request's fault."""
     try:
         return call()
+    except TemplateVariableError as error:
+        raise ApiError(400, str(error), param="chat_template_kwargs") from error
     except (RequestError, ChatTemplateError) as error:
         raise ApiError(400, str(error), param=param) from error
 

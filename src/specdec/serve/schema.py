@@ -9,25 +9,37 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specdec.serve.errors import ApiError
 
 NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "allowed_token_ids": ((None,), "give logit_bias, or bad_words"),
     "audio": ((None,), "this server writes text only"),
     "best_of": ((None, 1), "ask for n answers and choose among them"),
+    "chat_template": ((None,), "the model's own is used"),
+    "continue_final_message": ((None, False), "only the chat template begins an answer"),
+    "documents": ((None, []), "give what the model's chat template knows in chat_template_kwargs"),
     "function_call": ((None, "none"), "tools are not there yet"),
     "functions": ((None, []), "tools are not there yet"),
+    "guided_choice": ((None,), "constrained output is not there yet"),
+    "guided_grammar": ((None,), "constrained output is not there yet"),
     "guided_json": ((None,), "constrained output is not there yet"),
     "guided_regex": ((None,), "constrained output is not there yet"),
+    "include_stop_str_in_output": ((None, False), "the text ends before a stop string"),
     "modalities": ((None, ["text"]), "this server writes text only"),
     "parallel_tool_calls": ((None, True, False), "tools are not there yet"),
     "reasoning_effort": ((None, "none"), "give what the model's chat template knows in chat_template_kwargs"),
     "response_format": ((None, {"type": "text"}), "constrained output is not there yet"),
+    "skip_special_tokens": ((None, True), "special tokens have no text; return_token_ids gives them"),
+    "spaces_between_special_tokens": ((None, True), "special tokens have no text"),
+    "structured_outputs": ((None,), "constrained output is not there yet"),
     "suffix": ((None, ""), "text cannot be inserted before a suffix"),
     "tool_choice": ((None, "none", "auto"), "tools are not there yet"),
     "tools": ((None, []), "tools are not there yet"),
+    "truncate_prompt_tokens": ((None,), "no prompt is cut short: /tokenize tells how long it is"),
+    "use_beam_search": ((None, False), "ask for n answers and choose among them"),
 }
 """Fields of other servers: the values that ask for nothing, which are accepted, and why others are refused."""
 
@@ -135,6 +147,16 @@ class Message(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_only(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise PydanticCustomError(
+                    "part", "a part of type {kind}: this server reads text only", {"kind": repr(part["type"])}
+                )
+        return content
+
 
 class ChatBody(Body):
     """The body of /v1/chat/completions."""
@@ -152,7 +174,8 @@ class ChatBody(Body):
     def _one_limit(self) -> ChatBody:
         newer, older = self.max_completion_tokens, self.max_tokens
         if newer is not None and older is not None and newer != older:
-            raise PydanticCustomError("limits", "max_tokens and max_completion_tokens differ: give one of them")
+            told = "max_tokens and {name} differ: give one of them"
+            raise PydanticCustomError("limits", told, {"name": "max_completion_tokens"})
         return self
 
 
@@ -211,7 +234,7 @@ def _told(body: type[Strict], errors: list[ErrorDetails]) -> ApiError:
         return ApiError(400, f"unknown field {field!r}{hint}", param=field, code="unknown_field")
     said = list(dict.fromkeys(_one(error) for error in same))
     told = " or ".join(said[:4]) if len(said) > 1 else said[0]
-    if errors[0]["type"] == "not_served":
+    if not where:
         field = errors[0].get("ctx", {}).get("name")
     return ApiError(400, told if not where else f"{field}: {told}", param=field)
 

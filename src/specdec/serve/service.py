@@ -124,7 +124,7 @@ class Service:
 
     def _admit(self, n: int) -> None:
         if n > self._most:
-            raise ApiError(400, f"the request asks for {n} answers, but this server holds {self._most} at once")
+            raise ApiError(400, f"the request asks for {n} answers, but this server holds {self._most} at once", param="n")
         if self.worker.n_open + self._coming + n > self._most:
             raise ApiError(
                 429,

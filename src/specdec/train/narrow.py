@@ -17,7 +17,7 @@ from specdec.llm import LLM
 from specdec.models.decoder import Decoder
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_files import LoadedHead, load_head, save_head
-from specdec.models.heads import fill, make_head
+from specdec.models.heads import filled
 from specdec.train import vocabulary
 from specdec.train.data import Answer, held_out, read_answers
 from specdec.train.evaluate import Measured, measure
@@ -52,8 +52,7 @@ def narrowed(loaded: LoadedHead, answers: list[Answer], size: int, always: froze
     tensors = dict(loaded.head.state_dict())
     if _SECOND in tensors:
         tensors[_SECOND] = tensors[_SECOND][places[ids]]
-    head = make_head(dataclasses.replace(config, vocabulary=size))
-    fill(head, tensors)
+    head = filled(dataclasses.replace(config, vocabulary=size), tensors)
     return dataclasses.replace(loaded, head=head, vocabulary_ids=ids)
 
 

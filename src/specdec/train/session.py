@@ -22,8 +22,9 @@ from specdec.models.decoder import Decoder
 from specdec.models.draft_notes import DraftNotes, save_notes
 from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
+from specdec.models.head_config import HeadConfig, HeadKind
 from specdec.models.head_files import save_head
-from specdec.models.heads import Head, HeadConfig, HeadKind, MedusaHead, Norm, make_head
+from specdec.models.heads import Head, MedusaHead, Norm, make_head
 from specdec.models.tokenizer import Tokenizer
 from specdec.train import checkpoint, vocabulary
 from specdec.train.batch import Batch
@@ -36,7 +37,7 @@ from specdec.train.report import write_report
 from specdec.train.settings import GIGABYTE, TrainConfig
 from specdec.train.unroll import Learner
 
-_FEWEST = 20
+FEWEST = 20
 """Answers to train on, at least."""
 
 
@@ -113,8 +114,11 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     usable = [a for a in read_answers(answers, model.shape.vocab_size) if len(a.tokens) - a.n_prompt >= 2]
     kept = [a for a in usable if held_out(a, config.held_out)]
     learned = [a for a in usable if not held_out(a, config.held_out)]
-    if len(learned) < _FEWEST or not kept:
-        raise ConfigError(f"{answers}: {len(learned)} answers to learn from and {len(kept)} to measure on are too few")
+    if len(learned) < FEWEST or not kept:
+        raise ConfigError(
+            f"{answers}: {len(learned)} answers to learn from and {len(kept)} to measure on are too few: at least {FEWEST} and "
+            "1 are needed; give more prompts, or hold out a larger share of them (held_out)"
+        )
     digest = hashlib.sha256(answers.read_bytes()).hexdigest()[:16]
     checkpoint.agree(out, config, model=llm.name, precision=model.precision, answers=digest)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdec.config import ConfigError
-from specdec.models.heads import Correction, HeadKind
+from specdec.models.head_config import Correction, HeadKind
 
 Kind = Literal["medusa", "eagle", "mtp", "draft"]
 KINDS: tuple[Kind, ...] = ("medusa", "eagle", "mtp", "draft")

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.heads import Attend, DraftLayer, Head, HeadConfig, MedusaHead, RecurrentHead
+from specdec.models.head_config import HeadConfig
+from specdec.models.heads import Attend, DraftLayer, Head, MedusaHead, RecurrentHead
 from specdec.train.batch import Batch
 from specdec.train.cut import CutModel
 
