@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from specdec.serve import promptness
-from specdec.serve.promptness import TURN_NANOSECONDS, ask_for_short_turns, set_aside, turn
+from specdec.serve.promptness import TURN_NANOSECONDS, TURN_SECONDS, ask_for_short_turns, set_aside, turn, turn_seconds
 
 
 def in_a_thread(call):
@@ -34,6 +34,15 @@ def test_where_there_is_no_such_thing_nothing_changes(monkeypatch):
     assert not ask_for_short_turns()
     monkeypatch.undo()
     assert turn() == before
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "turns"),
+    [(2, 2, 1.0), (1, 1, 1.0), (1, 2, 1.0), (2, 1, 0.0), (4, 4, 1 / 3), (16, 8, 0.0), (8, 0, 0.0)],
+)
+def test_passes_wait_only_where_they_keep_all_cores(monkeypatch, cores, threads, turns):
+    monkeypatch.setattr(promptness.os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    assert turn_seconds(threads) == pytest.approx(turns * TURN_SECONDS)
 
 
 def test_what_is_set_aside_is_gone_through_no_more():

@@ -18,7 +18,6 @@ from serving import PATIENCE, frames_of
 from specdec.config import SamplingParams, ServeConfig
 from specdec.llm import LLM
 from specdec.metrics.histogram import Histogram
-from specdec.serve import worker
 from specdec.serve.app import create_app
 from specdec.serve.generation import Piece
 from specdec.serve.schema import ChatBody, CompletionBody
@@ -149,10 +148,9 @@ def test_an_error_of_a_straight_write_ends_the_request(words: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM) -> None:
     """The engine waits for the event loop, where that is fast enough; and nothing but the first frame needs a task, so where
     many streams end together none waits for what has to be done at another's end."""
-    monkeypatch.setattr(worker, "TURN_SECONDS", 10.0)
     llm, seen = fresh(words), []
     step = llm.engine.step
 
@@ -164,7 +162,9 @@ def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM, monkeypatch: p
         seen.append("frame")
 
     llm.engine.step = watched  # type: ignore[method-assign]
-    client = Client(create_app(llm, ServeConfig()), take)
+    app = create_app(llm, ServeConfig())
+    app.state.service.worker.turn_seconds = PATIENCE
+    client = Client(app, take)
     asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
     assert client.ended
     assert client.straight == client.frames - 1
@@ -173,9 +173,8 @@ def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM, monkeypatch: p
     assert "ff" not in told
 
 
-def test_a_busy_event_loop_does_not_keep_the_engine(words: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_event_loop_does_not_keep_the_engine(words: LLM) -> None:
     """It is waited for a moment only: passes go on while a frame takes its time."""
-    monkeypatch.setattr(worker, "TURN_SECONDS", 0.001)
     llm, passes = fresh(words), []
     step = llm.engine.step
 
@@ -192,7 +191,9 @@ def test_a_busy_event_loop_does_not_keep_the_engine(words: LLM, monkeypatch: pyt
             assert len(passes) >= before + 3
 
     llm.engine.step = watched  # type: ignore[method-assign]
-    asyncio.run(Client(create_app(llm, ServeConfig()), take).ask(max_tokens=40, ignore_eos=True))
+    app = create_app(llm, ServeConfig())
+    app.state.service.worker.turn_seconds = 0.001
+    asyncio.run(Client(app, take).ask(max_tokens=40, ignore_eos=True))
 
 
 def test_a_rate_limited_stream_takes_its_time(words: LLM) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import platform
 import struct
 import sys
 
+TURN_SECONDS = 0.003
+"""Longest that a pass on two cores is put off for the event loop."""
 TURN_NANOSECONDS = 100_000
 """The shortest that Linux takes."""
 _SET, _GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (None, None))
@@ -26,6 +29,19 @@ def set_aside() -> None:
     they are loaded. To do so takes it a good part of a second, in which no stream gets anything."""
     gc.collect()
     gc.freeze()
+
+
+def turn_seconds(threads: int) -> float:
+    """How long a pass is to be put off, at most, until what the one before it gave has been sent.
+
+    Not at all where the event loop has a core for itself. Where it has none, one of the pass's would be taken from it: the more
+    there are, the less that costs, and the more to let all of them wait.
+
+    Args:
+        threads: that a pass keeps busy.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return TURN_SECONDS / max(1, cores - 1) if threads >= cores else 0.0
 
 
 def ask_for_short_turns() -> bool:

@@ -4,9 +4,9 @@ Commands go in through a queue that is emptied between passes, so whoever hangs 
 Deltas come out once per pass, in one call on the event loop's thread. Nothing here encodes, decodes, or writes to a socket;
 only where a request has stop strings does the engine see text, since where they end it decides what is computed next.
 
-Before the next pass the event loop has its turn, for a few milliseconds at most: what is to be sent goes out at once. That
-costs no time: otherwise either thread would wait for Python's lock again and again while the other holds it, and the event loop
-for one of the cores, which a pass keeps busy and Linux hands over at its next tick.
+Where passes keep all cores busy, the event loop has its turn before the next one, for a few milliseconds at most: what is to be
+sent goes out at once. That costs no time on two cores: otherwise either thread would wait for Python's lock again and again
+while the other holds it, and the event loop for a core, which Linux hands over at its next tick.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVarTuple
 
+import torch
+
 from specdec.config import SamplingParams
 from specdec.engine import Engine, RequestError
 from specdec.metrics.snapshot import Snapshot
 from specdec.metrics.watch import Watch
 from specdec.serve.errors import ApiError, engine_failed
-from specdec.serve.promptness import ask_for_short_turns
+from specdec.serve.promptness import ask_for_short_turns, turn_seconds
 from specdec.types import Delta, Speculation, Stopper, Times
 
 _log = logging.getLogger(__name__)
@@ -38,8 +40,6 @@ SWITCH_SECONDS = 5e-5
 
 WATCH_SECONDS = 0.25
 """Between two looks at how often drafters are right, and a pass."""
-TURN_SECONDS = 0.003
-"""Longest that the engine waits for the event loop to send what a pass has given."""
 LOOK_SECONDS = 1.0
 """Longest that whoever wants to see the engine's numbers waits for the end of a pass."""
 
@@ -115,6 +115,8 @@ class Worker:
         self._looking: set[asyncio.Future[None]] = set()
         self._sent = threading.Event()
         """The event loop has done what a pass gave it to do."""
+        self.turn_seconds = turn_seconds(torch.get_num_threads() if engine.model.device.type == "cpu" else 0)
+        """Longest that the next one waits for that."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.failed = False
@@ -191,7 +193,7 @@ class Worker:
             while self._obey():
                 self._sent.clear()
                 if self._advance():
-                    self._sent.wait(TURN_SECONDS)
+                    self._sent.wait(self.turn_seconds)
         except BaseException:
             _log.exception("the engine has failed; all requests end with an error")
             self._tell(self._fail, self._last())
