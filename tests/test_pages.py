@@ -19,11 +19,12 @@ from specdec.verify import RULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src" / "specdec" / "heads").rglob("*.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src" / "specdec" / "heads").rglob("*.md")])
 EXPLAINED = {
     **{f"rules/{name}.md": "rules.md" for name in RULES},
     **{
-        f"drafters/{name}.md": "drafters.md" for name in {*DRAFTERS, "draft-model", *get_args(HeadKind)} - {"trained", "eagle3"}
+        f"drafters/{name}.md": "drafters.md"
+        for name in sorted({*DRAFTERS, "draft-model", *get_args(HeadKind)} - {"trained", "eagle3"})
     },
 }
 """Page -> the overview that leads to it. ``trained`` is said by kind, and EAGLE-3 with EAGLE."""
