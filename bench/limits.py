@@ -58,8 +58,8 @@ import sys
 from specdec import LLM, SamplingParams
 llm = LLM(speculation=sys.argv[1])
 llm.generate("Tell me a story.", SamplingParams(max_tokens=int(sys.argv[2]), temperature=0, ignore_eos=True))
-from specdec.bench.run import peak_memory
-print(peak_memory())
+told = dict(line.split()[:2] for line in open("/proc/self/status") if line.startswith(("VmHWM", "RssFile")))
+print(__import__("json").dumps({"peak_bytes": 1024 * int(told["VmHWM:"]), "file_bytes": 1024 * int(told["RssFile:"])}))
 """
 
 SPIN = "while True: pass"
@@ -76,7 +76,7 @@ def main() -> None:
         "neighbour": neighbour(llm),
         "start": start(),
         "memory": {
-            speculation: {"tokens": TOKENS, "peak_bytes": int(_run(MEMORY, speculation, str(TOKENS)))}
+            speculation: {"tokens": TOKENS, **json.loads(_run(MEMORY, speculation, str(TOKENS)))}
             for speculation in ("off", "auto")
         },
     }

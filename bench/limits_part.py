@@ -46,9 +46,10 @@ def limits_part(result: dict[str, Any]) -> str:
         f"median, {start['least_seconds']:.1f} s at least. Of it, in seconds: {parts}.\n"
     )
     for name, held in result["memory"].items():
+        peak, files = held["peak_bytes"] / MEGABYTE, held["file_bytes"] / MEGABYTE
         lines.append(
             f"\nMemory of a process that decodes {held['tokens']:,} tokens, at its peak, speculation {name}: "
-            f"**{held['peak_bytes'] / MEGABYTE:.0f} MB**.\n"
+            f"**{peak:.0f} MB**, {files:.0f} of them pages of files such as torch's libraries, which other processes share.\n"
         )
     lines.append(
         f"\nBeside as many busy processes as there are cores, decoding takes **{times:.1f} times** as long as alone.\n"

@@ -82,12 +82,14 @@ def test_drafts_change_nothing(default_model, precision: str, kv_format: str, te
 
 def test_decoding_two_thousand_tokens_takes_less_than_half_a_gigabyte() -> None:
     """Of the whole process, at its peak, with all drafters of ``auto``; also where text goes round in circles and every pass is
-    as wide as it may be, whose logits once came to lie side by side instead of one in the place of the other."""
+    as wide as it may be, whose logits once came to lie side by side instead of one in the place of the other. Pages of files,
+    torch's libraries above all, are other processes' as well and left out: how many are mapped is the system's choice."""
     script = (
         "from specdec import LLM, SamplingParams\n"
         "params = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)\n"
         "LLM(speculation='auto').generate('Tell me a long story about a dragon.', params)\n"
-        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+        "told = dict(line.split()[:2] for line in open('/proc/self/status') if line.startswith(('VmHWM', 'RssFile')))\n"
+        "print(int(told['VmHWM:']) - int(told['RssFile:']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 500_000, "kB"
+    assert int(done.stdout) < 430_000, "kB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,14 @@ from specdec.interrupts import Interrupts
 
 PARAMS = SamplingParams(temperature=0.9, seed=5, max_tokens=40, ignore_eos=True)
 PROMPTS = [f"tick tock {i} tick" for i in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as at a terminal: shells have it ignored by what they start in the background, which may be these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_what_one_process_takes(page) -> None:
             "passes": [{"context": context, "rows": rows, "ms": ms} for context, rows, ms in passes],
         },
         "start": {"seconds": 3.5, "least_seconds": 3.25, "parts": {"torch": 2.0, "first token": 0.01}},
-        "memory": {"off": {"tokens": 2000, "peak_bytes": 400e6}},
+        "memory": {"off": {"tokens": 2000, "peak_bytes": 400e6, "file_bytes": 90e6}},
         "neighbour": {"alone_seconds": 1.0, "beside_seconds": 2.5},
     }
     text = page.document({}, limits=result)
@@ -181,7 +181,7 @@ def test_what_one_process_takes(page) -> None:
         "| v(M) | 1.00 | 2.00 |",
         "| 4,096 | 9.00 | 81.9 | 3.00 |",
         "**3.5 s** in the median, 3.2 s at least. Of it, in seconds: torch 2.00, first token 0.01.",
-        "decodes 2,000 tokens, at its peak, speculation off: **400 MB**",
+        "decodes 2,000 tokens, at its peak, speculation off: **400 MB**, 90 of them pages",
         "takes **2.5 times** as long",
     ):
         assert line in text
