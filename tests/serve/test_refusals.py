@@ -275,7 +275,7 @@ def test_a_body_that_never_comes_is_given_up(tiny_folder: Path) -> None:
 def test_the_queue_has_a_limit(tiny_folder: Path) -> None:
     """Beyond it 429 and when to come again; a request that could never fit is told so; places come free again."""
     llm = slowed(LLM(str(tiny_folder), precision="fp32", self_test=False, max_sequences=1), 0.02)
-    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}
     with serving(llm, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
         assert server.refused(**{**body, "n": 3})["message"].startswith("the request asks for 3 answers")
         for n_waiting in (0, 1):  # the first may itself be seen waiting before its first pass
