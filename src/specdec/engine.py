@@ -21,7 +21,6 @@ from specdec.draft.budget import Budget
 from specdec.draft.merge import Merge
 from specdec.history import History
 from specdec.kernels.base import Kernels
-from specdec.kernels.memory import give_back
 from specdec.kv import codec
 from specdec.kv.blocks import BlockAllocator, BlockTable, blocks_for
 from specdec.kv.pool import Pool
@@ -126,7 +125,6 @@ class Engine:
         given, widest = config.pass_seconds, config.max_sequences + speculation.max_nodes
         self.costs = Costs(given, fixed=True) if given else pass_costs(model, kernels, widest)
         self.budget = self._make_budget(self.drafter) if self.drafter else None
-        give_back()
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:

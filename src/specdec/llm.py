@@ -33,6 +33,7 @@ from specdec.encoding import Encoder, Message, TextTokenizer, is_conversation, i
 from specdec.engine import Engine
 from specdec.interrupts import Interrupts
 from specdec.kernels.base import Kernels
+from specdec.kernels.memory import give_back
 from specdec.kv import codec
 from specdec.models.base import Model
 from specdec.models.load import end_tokens, load_model, load_tokenizer
@@ -115,6 +116,7 @@ class LLM:
             check_vocabulary(tokenizer, named)
         ends = end_tokens(found) | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
         self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model)
+        give_back()
 
     @classmethod
     def of(
