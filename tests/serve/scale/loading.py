@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+from specdec.config import ConfigError
 from specdec.llm import LLM
 
 FLAT = {1: 1.0, 64: 1.0}
@@ -23,3 +25,12 @@ def load(folder: str, seconds: float = 0.0) -> LLM:
     if seconds:
         llm.engine.step = slowly  # type: ignore[method-assign]
     return llm
+
+
+def load_once(folder: str, loaded: str) -> LLM:
+    """The tiny model, the first time; ``loaded`` is the path of a file that tells of that."""
+    try:
+        Path(loaded).touch(exist_ok=False)
+    except FileExistsError:
+        raise ConfigError("the model is gone") from None
+    return load(folder)

@@ -1,4 +1,4 @@
-"""The Ray Serve application on a local cluster: one answer whoever gives it.
+"""The Ray Serve application on a local cluster: one answer whoever gives it, and soon again after a death.
 
 Skipped without Ray. Its processes take a while to start, so all of it is one test.
 """
@@ -27,14 +27,24 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'spec
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 PASS_SECONDS = 0.02
+HEALED_SECONDS = 10
+"""From a death to full service, on a machine however busy."""
 
 
 class Front(Asking):
     """A client of the application's front."""
 
-    def engines(self) -> set[str]:
-        """The engines that tell their figures."""
-        return {name for name in self.metrics() if name.startswith("specdec:generation_tokens_total")}
+    def engines(self) -> dict[str, tuple[float, float]]:
+        """Of each engine that tells its figures, whether it takes requests, and how often its replica was started again."""
+        figures = self.metrics()
+        up, again = "specdec:replica_up", "specdec:replica_restarts_total"
+        names = [name.removeprefix(up) for name in figures if name.startswith(up)]
+        return {name: (figures[up + name], figures[again + name]) for name in names}
+
+    def whole(self, n: int = 2) -> bool:
+        """Do n engines take requests, and no others exist?"""
+        engines = self.engines()
+        return len(engines) == n and all(up for up, _ in engines.values())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,7 @@ def front(tiny_folder: Path) -> Iterator[Front]:
         )
         serve.run(application, route_prefix="/")
         running = Front(f"http://127.0.0.1:{port}", patience=120)
-        until(lambda: len(running.engines()) == 2, 120)
+        until(running.whole, 120)
         yield running
         running.http.close()
     finally:
@@ -83,21 +93,30 @@ def front(tiny_folder: Path) -> Iterator[Front]:
         environment.undo()
 
 
-def engine_processes() -> list[psutil.Process]:
-    """The actors of engines among the processes that this one has started."""
+def of_this(what: str) -> list[psutil.Process]:
+    """Processes that this one has started, with all of these words in their commands."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "ServeReplica" in (line := " ".join(process.cmdline())) and "Engine" in line:
-                found.append(process)
+            line = " ".join(process.cmdline())
         except psutil.NoSuchProcess:
             continue
+        if all(word in line for word in what.split()):
+            found.append(process)
     return found
 
 
+def model_of(keeper: psutil.Process) -> psutil.Process:
+    """The process that answers."""
+    return next(process for process in keeper.children(recursive=True) if process.net_connections(kind="inet"))
+
+
 def test_the_application(front: Front, tiny_server: Running) -> None:
-    """Answers, streams and errors as those of one server; shared prefixes where they live; then under load a killed engine is
-    replaced, and more clients get one engine more until they go."""
+    """Answers, streams and errors as those of one server; shared prefixes where they live; then under load a process with a
+    model is killed, and an actor, and both are there again in time; then more clients get one engine more until they go. At the
+    end nothing is left."""
+    from ray import serve
+
     body = {"prompt": "abcabc", "max_tokens": 24, "temperature": 0.9, "seed": 7, "return_token_ids": True}
     expected = tiny_server.ask(**body)["choices"][0]
     assert front.ask(**body)["choices"] == [expected]
@@ -108,14 +127,28 @@ def test_the_application(front: Front, tiny_server: Running) -> None:
     two, one = (cached(to, turns=5) for to in (front, tiny_server))
     assert two / one >= 0.9, (two, one)
 
-    with under_load(front, 4):
-        before = front.engines()
-        os.kill(engine_processes()[0].pid, signal.SIGKILL)
-        killed = time.monotonic()
-        until(lambda: len(now := front.engines()) == 2 and now != before, 100)
-        print(f"two engines again after {time.monotonic() - killed:.1f} s")
+    keepers = of_this("scale.keeper")
+    assert len(keepers) == 2
+    processes = [*keepers, *(process for keeper in keepers for process in keeper.children(recursive=True))]
+    for kind, victim in (("model", lambda: model_of(keepers[0])), ("actor", lambda: of_this("ServeReplica Engine")[0])):
+        with under_load(front, 4):
+            before = front.engines()
+            os.kill(victim().pid, signal.SIGKILL)
+            killed = time.monotonic()
+            until(lambda before=before: front.engines() != before and front.whole(), 100)
+            seconds = time.monotonic() - killed
+            print(f"{kind} killed: two engines again after {seconds:.1f} s")
+            assert seconds < HEALED_SECONDS
+        if kind == "model":
+            assert sorted(again for _, again in front.engines().values()) == [0, 1]
+    assert all(keeper.is_running() for keeper in keepers)  # one has lost its actor, and has another one now
+
     with under_load(front, 12) as clients:
-        until(lambda: len(front.engines()) == 3, 100)
+        until(lambda: front.whole(3), 100)
         for client in clients[2:]:
             client.over.set()
-        until(lambda: len(front.engines()) == 2, 100)
+        until(front.whole, 100)
+    processes += of_this("scale.keeper")
+    serve.shutdown()
+    _, alive = psutil.wait_procs(processes, 20)
+    assert not alive

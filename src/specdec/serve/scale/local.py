@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from specdec.serve.scale.figures import labelled, rendered
 from specdec.serve.scale.prefix import Held
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica
-from specdec.serve.scale.supervisor import Replica, Supervisor
+from specdec.serve.scale.supervisor import Replica
 
 CONNECT_SECONDS = 2.0
 KEPT_SECONDS = 3.0
@@ -20,14 +20,26 @@ KEPT_SECONDS = 3.0
 METRICS_SECONDS = 2.0
 
 
+class Supervised(Protocol):
+    """Who knows the replicas."""
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+    @property
+    def ready(self) -> list[Replica]:
+        """Those that take requests."""
+        ...
+
+
 class LocalReplicas:
     """Chooses among the replicas of a supervisor, and asks them.
 
     Args:
-        supervisor: keeps them alive; ``died`` is to be called when one has ended.
+        supervisor: keeps them alive; ``changed`` is to be called when the state of one has changed.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervised) -> None:
         self._supervisor = supervisor
         self._held = Held()
         self._client = httpx.AsyncClient(
@@ -40,9 +52,10 @@ class LocalReplicas:
         self.broken: dict[str, int] = {}
         """Those of them that it has not answered to the end."""
 
-    def died(self, name: str) -> None:
-        """What a replica held is gone."""
-        self._held.forget(name)
+    def changed(self, replica: Replica) -> None:
+        """What one holds that no longer takes requests is forgotten, since it goes with its process."""
+        if replica.state != "ready":
+            self._held.forget(replica.name)
 
     async def ask(self, asked: Asked, avoid: Collection[str]) -> Answer:
         ready = {replica.name: replica for replica in self._supervisor.ready if replica.name not in avoid}

@@ -1,7 +1,10 @@
 """The same application as a Ray Serve deployment, on one machine or many (extra ``specdec[ray]``).
 
-Two deployments: ``Engine`` runs a model behind the ordinary routes, and ``Front`` is the router of ``--replicas`` in front of
-it. Ray starts, watches, restarts and scales the engines; which of them gets a request is decided by ``PrefixRouter``.
+Two deployments: ``Engine`` is a replica, and ``Front`` is the router of ``--replicas`` in front of them. Ray starts, watches,
+restarts and scales the engines; which of them gets a request is decided by ``PrefixRouter``.
+
+The actor of an engine imports no PyTorch and holds no model: it owns a keeper, which has the replica. A replica that dies is
+forked anew from a process that has imported all it needs, and one whose actor dies goes on for the next actor on its machine.
 
     serve run specdec.serve.scale.ray_app:app model=smollm2-135m-instruct max_replicas=4
 """
@@ -10,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any
 
+import ray
 from pydantic import BaseModel, ConfigDict
-from ray import serve
+from ray import cloudpickle, serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -24,6 +30,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from specdec.config import DEFAULT_MODEL, EngineConfig, ServeConfig
 from specdec.serve.scale.figures import labelled, rendered
+from specdec.serve.scale.keeper import Errand, Sealed
+from specdec.serve.scale.local import LocalReplicas
+from specdec.serve.scale.owner import Owner
 from specdec.serve.scale.prefix import SLACK, Held
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica
 from specdec.serve.scale.router import Router
@@ -33,6 +42,8 @@ HEALTH_SECONDS = 1.0
 """Between two questions of Ray's after an engine's health: so late it may learn that one has died."""
 SILENT_SECONDS = 2.0
 """For how long an engine may leave one unanswered; three of these in a row and it is replaced."""
+AGAIN_SECONDS = 10.0
+"""For how long a request waits for an engine that is being started again, where no other one takes it."""
 
 
 class Settings(BaseModel):
@@ -106,7 +117,7 @@ def build(
     """The application from a function that loads the model.
 
     Args:
-        load: called in the process of each engine; cloudpickle must be able to send it there.
+        load: called in the process of each replica; cloudpickle must be able to send it there.
         config: limits, of the router and of each engine's routes.
         scaling: how many engines there are.
         max_sequences: that an engine runs at once; it may queue ``config.max_queue`` more.
@@ -134,7 +145,7 @@ def build(
         max_ongoing_requests=100_000,  # the engines bound what runs and what waits
         ray_actor_options={"num_cpus": 0},
     )
-    return entry.bind(engine.bind(load, config))
+    return entry.bind(engine.bind(Errand(Sealed(cloudpickle.dumps(load)), config, uuid.uuid4().hex)))
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -149,11 +160,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        wanted = _keys(pending_request)
+        wanted, avoided = _keys(pending_request), _avoided(pending_request)
         left = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         ranks = []
         while left:
-            loads = {name: len(self._running[name]) for name in left}
+            loads = {name: len(self._running[name]) for name in left.keys() - avoided or left}
             ranks.append([left.pop(self._held.choose(loads, wanted, self._slack))])
         return ranks
 
@@ -176,73 +187,62 @@ def _keys(pending: PendingRequest | None) -> list[bytes]:
     return pending.args[0].keys
 
 
+def _avoided(pending: PendingRequest | None) -> frozenset[str]:
+    if pending is None or len(pending.args) < 2:
+        return frozenset()
+    avoided: frozenset[str] = pending.args[1]
+    return avoided
+
+
+Head = tuple[str, int, Headers]
+"""The engine's name, and the status and the headers of an answer."""
+
+
 class Engine:
-    """One model behind the ordinary routes, in an actor."""
+    """The owner of a replica, in an actor."""
 
-    async def __init__(self, load: Load, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
-        from specdec.serve.app import create_app
-        from specdec.serve.promptness import set_aside
+    async def __init__(self, errand: Errand) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._name = serve.get_replica_context().replica_id.unique_id
+        place = json.dumps(ray.get_runtime_context().get_accelerator_ids(), sort_keys=True)
+        self._owner = Owner(errand, self._name, place, changed=lambda replica: self._replicas.changed(replica))
+        self._replicas = LocalReplicas(self._owner)
+        await self._owner.start()
 
-        llm = await asyncio.to_thread(load)
-        self._app = create_app(llm, config)
-        self._service = self._app.state.service
-        set_aside()
-        self._service.worker.start()
+    async def __del__(self) -> None:
+        """Called by Ray before it ends the actor, once no request runs."""
+        await self._owner.stop()
+        await self._replicas.close()
 
     def check_health(self) -> None:
         """Asked by Ray; an error has the engine replaced."""
-        self._service.check_health()
+        self._owner.check()
 
     async def figures(self) -> tuple[str, str]:
-        """A name of this engine, and its metrics."""
-        return serve.get_replica_context().replica_id.unique_id, (await self._service.figures()).decode()
+        """The name of this engine, and the metrics of its replica."""
+        return self._name, (await self._replicas.metrics()).decode()
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[tuple[int, Headers] | bytes, None]:
-        """The response of the ordinary application: its head, then its body as it comes. Its end ends the request."""
-        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=16)
-        over = asyncio.Event()
-        body = [{"type": "http.request", "body": asked.body, "more_body": False}]
+    async def answer(self, asked: Asked, avoid: frozenset[str]) -> AsyncGenerator[Head | bytes | None, None]:
+        """The replica's response: its head, of status 0 where there is no replica now; then its body as it comes, and None
+        where the replica is gone before the end. Closing it ends the request.
 
-        async def receive() -> dict[str, Any]:
-            if body:
-                return body.pop()
-            await over.wait()
-            return {"type": "http.disconnect"}
-
-        async def run() -> None:
-            try:
-                await self._app(_scope(asked), receive, events.put)  # type: ignore[arg-type]
-            finally:
-                await events.put(None)
-
-        running = asyncio.ensure_future(run())
+        Args:
+            avoid: engines that could not answer. This one is among them where no other can, and waits for its replica.
+        """
+        if self._name in avoid:
+            await self._owner.until_ready(AGAIN_SECONDS)
         try:
-            while (event := await events.get()) is not None:
-                if event["type"] == "http.response.start":
-                    yield event["status"], list(event["headers"])
-                elif event.get("body"):
-                    yield event["body"]
-            await running
+            answer = await self._replicas.ask(asked, ())
+        except (BrokenOff, NoReplica):
+            yield self._name, 0, []
+            return
+        try:
+            yield self._name, answer.status, answer.headers
+            async for chunk in answer.chunks():
+                yield chunk
+        except BrokenOff:
+            yield None
         finally:
-            over.set()
-            running.cancel()
-
-
-def _scope(asked: Asked) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": asked.method,
-        "scheme": "http",
-        "path": asked.path,
-        "raw_path": asked.path.encode(),
-        "query_string": asked.query.encode(),
-        "root_path": "",
-        "headers": [*asked.headers, (b"content-length", str(len(asked.body)).encode())],
-        "client": None,
-        "server": None,
-    }
+            await answer.close()
 
 
 class RayReplicas:
@@ -253,9 +253,9 @@ class RayReplicas:
         self._streaming = handle.options(stream=True)
 
     async def ask(self, asked: Asked, avoid: Collection[str]) -> Answer:
-        response = self._streaming.answer.remote(asked)
+        response = self._streaming.answer.remote(asked, frozenset(avoid))
         try:
-            status, headers = await anext(response)
+            name, status, headers = await anext(response)
         except RayActorError as error:
             raise BrokenOff(None) from error
         except DeploymentUnavailableError as error:
@@ -263,7 +263,10 @@ class RayReplicas:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        return _RayAnswer(response, status, headers)
+        if not status:
+            response.cancel()
+            raise BrokenOff(name)
+        return _RayAnswer(response, name, status, headers)
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Ray watches the engines and knows best: its own routes and ``serve status`` tell of each."""
@@ -282,18 +285,20 @@ class RayReplicas:
 
 
 class _RayAnswer:
-    def __init__(self, response: DeploymentResponseGenerator[Any], status: int, headers: Headers) -> None:
+    def __init__(self, response: DeploymentResponseGenerator[Any], name: str, status: int, headers: Headers) -> None:
         self._response = response
-        self.replica: str | None = None
+        self.replica: str | None = name
         self.status = status
         self.headers = headers
 
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._response:
+                if chunk is None:
+                    raise BrokenOff(self.replica)
                 yield chunk
         except RayActorError as error:
-            raise BrokenOff(None) from error
+            raise BrokenOff(self.replica) from error
 
     async def close(self) -> None:
         self._response.cancel()  # nothing happens where it has ended

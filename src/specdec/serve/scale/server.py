@@ -30,7 +30,7 @@ class ScaledServer(uvicorn.Server):
     def __init__(
         self, load: Load, config: ServeConfig, n: int, host: str, port: int, ready: Callable[[str, Ready], None]
     ) -> None:
-        self.supervisor = Supervisor(load, config, n, died=lambda name: self.replicas.died(name))
+        self.supervisor = Supervisor(load, config, n, changed=lambda replica: self.replicas.changed(replica))
         self.replicas = LocalReplicas(self.supervisor)
         self.router = Router(self.replicas, config)
         self._config = config

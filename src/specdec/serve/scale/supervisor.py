@@ -39,6 +39,8 @@ class Replica:
         self.ready: Ready | None = None
         self.process: BaseProcess | None = None
         self.restarts = 0
+        self.failures = 0
+        """Starts that have failed since the last one that did not."""
         self.leaving = False
         """It gets no new requests and ends with its last one."""
         self.load = 0
@@ -57,13 +59,15 @@ class Supervisor:
         load: loads the model, in the replica's process; it must be picklable.
         config: of each replica's server.
         n: how many there are at first.
-        died: called with the name of a replica whose process has ended.
+        changed: called when a replica takes requests, and when it no longer does.
     """
 
-    def __init__(self, load: Load, config: ServeConfig, n: int, died: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self, load: Load, config: ServeConfig, n: int, changed: Callable[[Replica], None] = lambda replica: None
+    ) -> None:
         self._load = load
         self._config = config
-        self._died = died
+        self._changed = changed
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         # Replicas are forks of a process that has imported all they need and runs no thread: none waits for PyTorch again.
@@ -153,7 +157,6 @@ class Supervisor:
 
     async def _keep(self, replica: Replica, started: asyncio.Future[None]) -> None:
         """Run a replica's processes one after the other, until it is to leave."""
-        again = AGAIN_SECONDS
         while not (self._closing or replica.leaving):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
@@ -166,15 +169,16 @@ class Supervisor:
             try:
                 said = await _told(ours)
                 if isinstance(said, Ready):
-                    replica.ready, again = said, AGAIN_SECONDS
+                    replica.ready, replica.failures = said, 0
                     replica.state = "stopping" if replica.leaving else "ready"
+                    self._changed(replica)
                     _log.info("replica %s is ready after %.1f s", replica.name, time.monotonic() - began)
                     if not started.done():
                         started.set_result(None)
                     await self._watch(replica, process)
             finally:
                 replica.state = "stopping" if self._closing or replica.leaving else "starting"
-                self._died(replica.name)
+                self._changed(replica)
                 if not self._closing and process.is_alive():
                     process.kill()
                 ours.close()
@@ -188,8 +192,9 @@ class Supervisor:
             replica.restarts += 1
             _log.error("replica %s ended with code %s and is started again", replica.name, process.exitcode)
             if said is None or isinstance(said, Failed):
-                await asyncio.sleep(again)
-                again = min(2 * again, 30 * AGAIN_SECONDS)
+                replica.failures += 1
+                self._changed(replica)
+                await asyncio.sleep(AGAIN_SECONDS * min(2 ** (replica.failures - 1), 30))
         if replica.leaving:
             self.replicas.remove(replica)
 
