@@ -9,6 +9,7 @@ from typing import Any
 
 REPLICAS, SPEEDUP, OVERHEAD, PREFIX = "replicas.json", "live_speedup.json", "serve_overhead.json", "prefix.json"
 COST = "observability_overhead.json"
+ON_RAY, ON_RAY_BUSY = "replicas_on_ray.json", "replicas_on_ray_busy.json"
 
 
 def _read(results: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -34,6 +35,32 @@ def _replicas(results: Path) -> str:
         f"| from SIGTTIN to a third one that takes requests | {seconds['added']:.1f} s |\n"
         f"| from SIGTTOU, twice, until the two are gone | {seconds['removed']:.1f} s |\n"
         f"| answers meanwhile: right, broken off, wrong | {_outcomes(answers['scaled'])} |\n"
+    )
+
+
+def _on_ray(results: Path) -> str:
+    """Side by side: the machine left alone, and with processes beside that compute without end."""
+    quiet, source = _read(results, ON_RAY)
+    busy, busy_source = _read(results, ON_RAY_BUSY)
+    settings = quiet["settings"]
+    rows = [
+        f"| from `kill -9` of {what} to full service, least, median, most of {settings['kills']} | "
+        + " | ".join(
+            ", ".join(f"{made['seconds'][kind][cut]:.1f}" for cut in ("least", "median", "most")) + " s"
+            for made in (quiet, busy)
+        )
+        + " |\n"
+        for kind, what in (("replica", "a process with a model"), ("actor", "an actor"))
+    ]
+    told = f"{settings['model']}, two engines of {settings['threads']} thread each, {settings['at_once']} clients"
+    beside = f"with {busy['settings']['busy']} processes beside that compute without end"
+    return (
+        f"{told} ({source}; beside others, {busy_source}):\n\n"
+        f"| | alone on the machine | {beside} |\n|---|--:|--:|\n"
+        + "".join(rows)
+        + f"| answers meanwhile: right, broken off, wrong | {_outcomes(quiet['answers'])} | {_outcomes(busy['answers'])} |\n"
+        f"| load of the machine at the end | {quiet['load']:.1f} | {busy['load']:.1f} |\n"
+        f"| memory of both engines, all their processes | {quiet['megabytes']:,.0f} MB | {busy['megabytes']:,.0f} MB |\n"
     )
 
 
@@ -89,7 +116,7 @@ def _prefix(results: Path) -> str:
 
 PARTS: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "serving.md": {"overhead": _overhead, "prefix": _prefix},
-    "scaling.md": {"replicas": _replicas},
+    "scaling.md": {"replicas": _replicas, "on ray": _on_ray},
     "observability.md": {"speedup": _speedup, "cost": _cost},
 }
 """By page and part."""

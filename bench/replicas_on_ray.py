@@ -16,10 +16,11 @@ import re
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,16 @@ def healed(client: Front, find: Callable[[], list[psutil.Process]], asked: list[
     return seconds
 
 
+@contextmanager
+def busy(n: int) -> Iterator[None]:
+    """So many processes that compute without end."""
+    with ExitStack() as stack:
+        for _ in range(n):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     asked = bodies(options.families, options.turns, options.tokens)
     times: dict[str, list[float]] = {"replica": [], "actor": []}
@@ -125,10 +136,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         _, client.right = cached(client, asked, options.at_once)
         processes = Processes()
         megabytes = processes.megabytes()
-        for kind, find in (("replica", processes.models), ("actor", processes.actors)):
-            for _ in range(options.kills):
-                times[kind].append(healed(client, find, asked, options.at_once))
-                print(f"{kind} killed: full service after {times[kind][-1]:.1f} s", file=sys.stderr)
+        with busy(options.busy):
+            for kind, find in (("replica", processes.models), ("actor", processes.actors)):
+                for _ in range(options.kills):
+                    times[kind].append(healed(client, find, asked, options.at_once))
+                    print(f"{kind} killed: full service after {times[kind][-1]:.1f} s", file=sys.stderr)
     seconds = {
         kind: {"least": min(found), "median": statistics.median(found), "most": max(found), "all": found}
         for kind, found in times.items()
@@ -145,6 +157,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1, help="of each engine")
     parser.add_argument("--kills", type=int, default=5, help="of each kind")
+    parser.add_argument("--busy", type=int, default=0, help="processes beside it that compute without end while it is measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     result = measure(options)
