@@ -44,7 +44,7 @@ def _on_ray(results: Path) -> str:
     busy, busy_source = _read(results, ON_RAY_BUSY)
     settings = quiet["settings"]
     rows = [
-        f"| from `kill -9` of {what} to full service, least, median, most of {settings['kills']} | "
+        f"| from `kill -9` of {what} to full service: least, median, most | "
         + " | ".join(
             ", ".join(f"{made['seconds'][kind][cut]:.1f}" for cut in ("least", "median", "most")) + " s"
             for made in (quiet, busy)
@@ -56,7 +56,8 @@ def _on_ray(results: Path) -> str:
     beside = f"with {busy['settings']['busy']} processes beside that compute without end"
     return (
         f"{told} ({source}; beside others, {busy_source}):\n\n"
-        f"| | alone on the machine | {beside} |\n|---|--:|--:|\n"
+        f"| | alone on the machine, {settings['kills']} times each | {beside}, {busy['settings']['kills']} times each |\n"
+        "|---|--:|--:|\n"
         + "".join(rows)
         + f"| answers meanwhile: right, broken off, wrong | {_outcomes(quiet['answers'])} | {_outcomes(busy['answers'])} |\n"
         f"| load of the machine at the end | {quiet['load']:.1f} | {busy['load']:.1f} |\n"
@@ -116,7 +117,7 @@ def _prefix(results: Path) -> str:
 
 PARTS: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "serving.md": {"overhead": _overhead, "prefix": _prefix},
-    "scaling.md": {"replicas": _replicas, "on ray": _on_ray},
+    "scaling.md": {"replicas": _replicas, "ray": _on_ray},
     "observability.md": {"speedup": _speedup, "cost": _cost},
 }
 """By page and part."""

@@ -5,6 +5,7 @@ and several times the engine's actor, the process that Ray has started; each tim
 Answers are compared with those that came before. Exits with 1 where an answer is wrong or a time misses its target.
 
     python bench/replicas_on_ray.py --json bench/results/replicas_on_ray.json
+    python bench/replicas_on_ray.py --busy 2 --kills 3 --json bench/results/replicas_on_ray_busy.json
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
-from replicas import HEALED_SECONDS, TOPICS, Client, bodies, cached, under_load, until
+from replicas import HEALED_SECONDS, Client, bodies, cached, under_load, until
 
 from specdec.bench.provenance import model_name, provenance
 from specdec.config import DEFAULT_MODEL
@@ -111,7 +112,7 @@ def _command(process: psutil.Process) -> str:
 def healed(client: Front, find: Callable[[], list[psutil.Process]], asked: list[dict[str, Any]], at_once: int) -> float:
     """Seconds from the kill of the first process found to full service, under load."""
     with under_load(client, asked, at_once):
-        time.sleep(1)
+        time.sleep(0.5)
         before = client.engines()
         os.kill(find()[0].pid, signal.SIGKILL)
         seconds = until(lambda: client.engines() != before and whole(client))
@@ -121,10 +122,10 @@ def healed(client: Front, find: Callable[[], list[psutil.Process]], asked: list[
 
 @contextmanager
 def busy(n: int) -> Iterator[None]:
-    """So many processes that compute without end."""
+    """So many processes that compute without end, each in a session of its own, as other people's work is."""
     with ExitStack() as stack:
         for _ in range(n):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True))
             stack.callback(process.kill)
         yield
 
@@ -151,8 +152,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--families", type=int, default=len(TOPICS))
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--families", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1, help="of each engine")
