@@ -36,6 +36,9 @@ def serve(
         list[str] | None,
         typer.Option(help="Clients must show one of these; repeatable.", envvar="SPECDEC_API_KEY", rich_help_panel=_SERVER),
     ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, _option(help="Web pages of this origin, or * for all, may call the server; repeatable.")
+    ] = None,
     model_name: Annotated[str | None, _option(help="What clients call the model.")] = None,
     replicas: Annotated[int, _option(help="Processes that each serve the model, behind one address; docs/scaling.md.")] = 1,
     max_sequences: Annotated[int, _option(help="Most sequences that run at once.")] = 32,
@@ -67,6 +70,7 @@ def serve(
     config = ServeConfig(
         model_name=model_name,
         api_keys=tuple(api_key or ()),
+        allowed_origins=tuple(allowed_origins or ()),
         max_queue=max_queue,
         max_body_bytes=max_body_bytes,
         body_seconds=body_seconds,

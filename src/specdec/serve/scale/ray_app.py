@@ -50,6 +50,7 @@ class Settings(BaseModel):
     max_sequences: int = 32
     max_len: int | None = None
     api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: float = 8
@@ -82,7 +83,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     )
     return build(
         load,
-        ServeConfig(api_keys=settings.api_keys),
+        ServeConfig(api_keys=settings.api_keys, allowed_origins=settings.allowed_origins),
         scaling=AutoscalingConfig(
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,
