@@ -187,6 +187,7 @@ def _model(service: Service) -> dict[str, Any]:
         "precision": service.llm.precision,
         "kv_format": service.llm.kv_format,
         "drafters": [drafter.name for drafter in service.llm.engine.drafters],
+        "default_sampling_params": dict(service.llm.generation_defaults),
     }
 
 

@@ -47,6 +47,7 @@ class Settings(BaseModel):
     threads: int | None = None
     """Of each engine; None: as many as it has CPUs."""
     device: str = "cpu"
+    generation_config: str = "auto"
     max_sequences: int = 32
     max_len: int | None = None
     api_keys: tuple[str, ...] = ()
@@ -77,6 +78,7 @@ def app(args: dict[str, Any]) -> serve.Application:
         drafter=settings.drafter,
         threads=settings.threads or max(1, int(settings.cpus)),
         device=settings.device,
+        generation_config=settings.generation_config,
         max_len=settings.max_len,
         progress=False,
         max_sequences=settings.max_sequences,
