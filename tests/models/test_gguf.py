@@ -157,6 +157,13 @@ def test_other_encodings_become_q8(tmp_path):
     assert float((coarser - exact).square().mean()) > float((found - exact).square().mean())
 
 
+def test_the_types_read_without_the_library_are_as_the_library_has_them():
+    """A wrong size in this table would cut every tensor of a type at the wrong place."""
+    for number, (name, *sizes) in gguf._USUAL.items():
+        type_ = library.GGMLQuantizationType(number)
+        assert (name, *sizes) == (type_.name, *library.GGML_QUANT_SIZES[type_])
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q3_K", "IQ4_XS"])
 def test_encodings_without_a_kernel_are_dequantised(tmp_path, kind):
     """The commonest files in circulation are K-quants: their numbers are the library's."""

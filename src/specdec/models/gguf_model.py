@@ -74,7 +74,7 @@ class GgufWeights(Weights):
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor | Blocks:
         theirs = self._find(name, (rows, columns))
-        kind = self.file.info(theirs).type.name
+        kind = self.file.info(theirs).type
         if kind in RECORD_BYTES:
             raw = torch.from_numpy(self.file.raw(theirs))
             return Blocks(kind, self._ordered(name, raw))

