@@ -81,7 +81,8 @@ class ModelOptions:
     ] = AUTO
     device: Device = "cpu"
 
-    def load(self, *, progress: bool, **settings: Any) -> LLM:
+    def load(self, *, progress: bool, generation_config: str = "none", **settings: Any) -> LLM:
+        """The model; commands that sample by rules of their own need no ``generation_config``."""
         from specdec.llm import LLM
 
         _catch_interrupts()
@@ -96,6 +97,7 @@ class ModelOptions:
             max_len=self.max_len,
             kv_format=self.kv_format,
             device=self.device,
+            generation_config=generation_config,
             progress=progress,
             **settings,
         )
@@ -122,6 +124,7 @@ class TargetOptions:
             precision=cast(Precision, self.precision),
             threads=self.threads,
             device=self.device,
+            generation_config="none",
             speculation="off",
             self_test=False,
             **settings,

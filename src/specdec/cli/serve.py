@@ -88,7 +88,7 @@ def serve(
     from specdec.serve.logs import configure
 
     configure(log_format)
-    settings = {"max_sequences": max_sequences, "kv_tokens": kv_tokens, "generation_config": generation_config}
+    settings: dict[str, Any] = {"max_sequences": max_sequences, "kv_tokens": kv_tokens, "generation_config": generation_config}
     if replicas > 1:
         _serve_replicas(replicas, model, config, host, port, functools.partial(_load_replica, log_format, settings))
         return
