@@ -36,6 +36,7 @@ from specdec.kernels.base import Kernels
 from specdec.kernels.memory import give_back
 from specdec.kv import codec
 from specdec.models.base import Model
+from specdec.models.generation_config import find as generation_config_of
 from specdec.models.load import end_tokens, load_model, load_tokenizer
 from specdec.models.source import resolve, resolve_drafter
 from specdec.models.tokenizer import ChatTemplateError, TemplateVariableError
@@ -70,6 +71,8 @@ class LLM:
         max_len: longest prompt and output together; None takes the model's context.
         kv_format: what keys and values are held in, one of ``config.KV_FORMATS``; ``auto`` goes by the precision.
         device: where the model runs; the native kernels run on ``cpu``.
+        generation_config: where ``get_default_sampling_params`` come from: ``auto`` for the generation_config.json in the
+            model's folder, ``none``, or a folder that holds another one.
         progress: show progress of a download on stderr.
         settings: further settings of ``EngineConfig``.
 
@@ -91,6 +94,7 @@ class LLM:
         max_len: int | None = None,
         kv_format: str = AUTO,
         device: str = "cpu",
+        generation_config: str | os.PathLike[str] = AUTO,
         progress: bool = True,
         **settings: Any,
     ) -> None:
@@ -110,12 +114,13 @@ class LLM:
         named = None if speculation.trained in (None, AUTO) else resolve_drafter(str(speculation.trained), progress=progress)
         found = resolve(model, revision=revision, progress=progress)
         chosen = arithmetic.select(where)
+        said = generation_config_of(found, _name("generation_config", generation_config))
         # The tokenizer first: one that cannot be read should not cost the time to read the weights.
         tokenizer = load_tokenizer(found)
         if named is not None:
             check_vocabulary(tokenizer, named)
-        ends = end_tokens(found) | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
-        self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model)
+        ends = end_tokens(found) | said.end_tokens | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
+        self._join(load_model(found, precision, chosen, where), chosen, config, tokenizer, ends, model, said.defaults)
         give_back()
 
     @classmethod
@@ -128,10 +133,11 @@ class LLM:
         *,
         end_tokens: frozenset[int],
         name: str,
+        generation_defaults: Mapping[str, Any] | None = None,
     ) -> LLM:
         """A façade over a model and a tokenizer that exist already."""
         llm = cls.__new__(cls)
-        llm._join(model, kernels, config, tokenizer, end_tokens, name)
+        llm._join(model, kernels, config, tokenizer, end_tokens, name, generation_defaults or {})
         return llm
 
     def _join(
@@ -142,7 +148,10 @@ class LLM:
         tokenizer: TextTokenizer,
         end_tokens: frozenset[int],
         name: str,
+        generation_defaults: Mapping[str, Any],
     ) -> None:
+        self.generation_defaults = generation_defaults
+        """Fields of ``SamplingParams`` that the model's generation_config.json sets."""
         self.kernels = kernels
         self.config = config
         self.tokenizer = tokenizer
@@ -172,7 +181,16 @@ class LLM:
             self.tokenizer,
             end_tokens=self.end_tokens,
             name=self.name,
+            generation_defaults=self.generation_defaults,
         )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for, and the library's own defaults where it says nothing.
+
+        The command line and the server take these for requests that say nothing themselves. Here they have to be given:
+        ``llm.generate(prompt, llm.get_default_sampling_params().replace(max_tokens=60))``.
+        """
+        return SamplingParams(**self.generation_defaults)
 
     def generate(
         self,

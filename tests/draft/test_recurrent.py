@@ -58,6 +58,17 @@ def requests_of(n: int, temperature: float, seed: int = 0) -> list[Request]:
     return found
 
 
+def alone_by_temperature(model, n: int, seed: int):
+    """Requests by temperature, and what plain decoding answers to each alone: once for all drafters."""
+
+    @functools.cache
+    def of(temperature: float) -> tuple[list[Request], list[Answer]]:
+        requests = requests_of(n, temperature, seed)
+        return requests, [run(make_engine(model, ops()), [request])[0] for request in requests]
+
+    return of
+
+
 def poisoned(model, drafter: Drafter, recurrent: RecurrentDrafter, **settings):
     """An engine in which freed blocks hold NaN in the drafter's pool as well."""
     engine = make_engine(model, ops(), drafter=drafter, **settings)
@@ -67,13 +78,19 @@ def poisoned(model, drafter: Drafter, recurrent: RecurrentDrafter, **settings):
     return engine
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A model in q8, and by temperature requests with what plain decoding answers to each alone."""
+    model = load(tmp_path_factory.mktemp("packed"), "q8")
+    return model, alone_by_temperature(model, 6, 0)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_head_changes_a_token(tmp_path, kind: str, temperature: float) -> None:
+def test_no_head_changes_a_token(packed, kind: str, temperature: float) -> None:
     """Mixed sequences in one batch, prompts in chunks, a pool that runs short: the tokens are those of plain decoding."""
-    model = load(tmp_path, "q8")
-    requests = requests_of(6, temperature)
-    alone = [run(make_engine(model, ops()), [request])[0] for request in requests]
+    model, plain = packed
+    requests, alone = plain(temperature)
     for config in ({}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}, {"max_nodes": 1}):
         drafter = drafter_of(model, random_head(model, kind), trained_precision="q8")
         engine = poisoned(model, drafter, drafter, **config)
@@ -110,13 +127,7 @@ class Shadow(Thicket):
 @pytest.fixture(scope="module")
 def plain(model):
     """Requests by temperature, and what plain decoding answers to each alone."""
-
-    @functools.cache
-    def of(temperature: float) -> tuple[list[Request], list[Answer]]:
-        requests = requests_of(5, temperature, seed=1)
-        return requests, [run(make_engine(model, ops()), [request])[0] for request in requests]
-
-    return of
+    return alone_by_temperature(model, 5, 1)
 
 
 @pytest.mark.parametrize("config", [{}, {"prefill_rows": 7}, {"prefill_rows": 100, **SMALL}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 from specdec.kernels import build
@@ -32,13 +33,31 @@ FAST = ALL[len(NATIVE) - 1]
 
 
 class Emulated(Library):
-    """The AVX-512 or AMX objects with the intrinsics emulated, whatever this machine can run."""
+    """AVX-512 or AMX with the intrinsics emulated, whatever this machine can run. Of the two only block products differ
+    (tiles.h), so all else is compiled once, for AMX, and is AVX-512's too.
+
+    Args:
+        folder: where the libraries are, or are to be made.
+    """
 
     def __init__(self, folder: Path, isa: str) -> None:
-        flags = ["-Og", "-w", f'-DSPECDEC_INTRINSICS="{EMULATOR}"']
-        path = build.build(folder / f"{isa}_emulated.so", flags, {isa: build.X86_FLAGS["avx2"]})
-        self.handle = ctypes.CDLL(str(path))
         self.isa = isa
+        self._all_else = None if isa == "amx" else Emulated(folder, "amx")
+        path = folder / f"{isa}_emulated.so"
+        if not path.exists():
+            flags, isa_flags = ["-Og", "-w", f'-DSPECDEC_INTRINSICS="{EMULATOR}"'], build.X86_FLAGS["avx2"]
+            if isa == "amx":
+                build.build(path, flags, {isa: isa_flags})
+            else:
+                sources = [str(build.SOURCES / name) for name in ("blocks.c", "threads.c")]
+                command = [*build.compiler(), *build.FLAGS, *flags, *isa_flags, f"-DSPECDEC_ISA={isa}", "-shared"]
+                build.run([*command, *sources, "-o", str(path), "-lm"])
+        self.handle = ctypes.CDLL(str(path))
+
+    def function(self, name: str, *arguments: type, returns: type | None = None) -> Callable[..., int]:
+        if self._all_else and name != "block_linear":
+            return self._all_else.function(name, *arguments, returns=returns)
+        return super().function(name, *arguments, returns=returns)
 
     def counter(self, name: str) -> int:
         """Of the emulated tiles: ``holders``, threads that hold some now, or ``products`` so far."""

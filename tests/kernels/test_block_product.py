@@ -10,7 +10,7 @@ import torch
 from native import ALL, FAST, NATIVE, Emulated
 from torch import Tensor
 
-from specdec.kernels import set_threads
+from specdec.kernels import build, set_threads
 from specdec.kernels.base import BlockWeight, Kernels
 from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.portable import PortableKernels, quantise
@@ -147,6 +147,14 @@ def test_wide_instruction_sets_agree_bitwise_where_they_can_only_be_emulated(
     x = inputs(7, 96)
     assert torch.equal(wide.rms_norm(x, x[3], 1e-5), FAST.rms_norm(x, x[3], 1e-5))
     assert torch.equal(wide.silu_mul(x), FAST.silu_mul(x))
+
+
+def test_only_block_products_know_of_tiles() -> None:
+    """So AVX-512 and AMX have all else in common, and it is emulated once."""
+    found = {
+        source.name for source in build.SOURCES.glob("*.[ch]") if "SPECDEC_TILES" in source.read_text().replace("_TILES_H", "")
+    }
+    assert found == {"simd.h", "blocks.c"}
 
 
 @pytest.mark.slow

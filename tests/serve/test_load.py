@@ -14,7 +14,7 @@ from load import for_seconds, storm
 from serving import Running, serving
 from test_together import load
 
-SOAK_SECONDS = float(os.environ.get("SPECDEC_SOAK_SECONDS", "20"))
+SOAK_SECONDS = float(os.environ.get("SPECDEC_SOAK_SECONDS", "10"))
 """``make soak`` makes it ten minutes."""
 
 GROWTH = 16 << 20

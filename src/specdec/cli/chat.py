@@ -13,8 +13,8 @@ import typer
 from rich.text import Text
 
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, SamplingOptions, command, utf8_input
-from specdec.config import ConfigError
+from specdec.cli.options import GenerationConfig, ModelOptions, SamplingOptions, command, utf8_input
+from specdec.config import AUTO, ConfigError
 
 if TYPE_CHECKING:
     from specdec.config import SamplingParams
@@ -27,14 +27,17 @@ _HELP = "/reset forgets the conversation, /quit ends (so does Ctrl-D); Ctrl-C st
 def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    generation_config: GenerationConfig = AUTO,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
 ) -> None:
     """Talk with a model; colours show which tokens a drafter had foreseen.
 
-    Sampling is greedy unless --temperature is given. From a pipe, each line is a message.
+    Sampling is greedy unless --temperature is given, or the model's generation_config.json asks for something else. From a
+    pipe, each line is a message.
     """
-    params = sampling.params()
-    llm = model.load(progress=True)
+    sampling.params({})  # what is wrong with them is told before anything is loaded
+    llm = model.load(progress=True, generation_config=generation_config)
+    params = sampling.params(llm.generation_defaults)
     if not llm.tokenizer.has_chat_template:
         raise ConfigError("this model has no chat template: use specdec generate")
     Conversation(llm, params, system).run(interactive=sys.stdin.isatty())

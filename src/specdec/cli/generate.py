@@ -11,8 +11,8 @@ import typer
 
 from specdec.cli import compare as comparison
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, SamplingOptions, command, utf8_input
-from specdec.config import ConfigError
+from specdec.cli.options import GenerationConfig, ModelOptions, SamplingOptions, command, utf8_input
+from specdec.config import AUTO, ConfigError
 
 if TYPE_CHECKING:
     from specdec.config import SamplingParams
@@ -28,6 +28,7 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message, for models with a chat template.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    generation_config: GenerationConfig = AUTO,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
     n: Annotated[int, typer.Option("--n", help="Answers, each with a seed of its own.")] = 1,
     logprobs: Annotated[
@@ -44,13 +45,16 @@ def generate(
     """Answer a prompt.
 
     A model with a chat template is asked the prompt as a user's message; --raw continues the text instead, as a model
-    without one always does. Sampling is greedy unless --temperature is given.
+    without one always does. Sampling is greedy unless --temperature is given, or the model's generation_config.json asks for
+    something else.
     """
     text = _read_prompt(prompt, prompt_file)
-    params = sampling.params(n=n, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    more = {"n": n, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    sampling.params({}, **more)  # what is wrong with them is told before anything is loaded
     if (logprobs is not None or prompt_logprobs is not None) and not as_json:
         raise ConfigError("--logprobs and --prompt-logprobs show only in --json")
-    llm = model.load(progress=not as_json)
+    llm = model.load(progress=not as_json, generation_config=generation_config)
+    params = sampling.params(llm.generation_defaults, **more)
     if system is not None and (raw or not llm.tokenizer.has_chat_template):
         raise ConfigError("--system needs a chat template: drop --raw, or choose a model that has one")
     if compare and llm.engine.acceptance.by_chance and not params.greedy:

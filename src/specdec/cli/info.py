@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, command
-from specdec.config import BLOCK_SIZE, ConfigError
+from specdec.cli.options import GenerationConfig, ModelOptions, command
+from specdec.config import AUTO, BLOCK_SIZE, ConfigError
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def info(
     name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Same as --model.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    generation_config: GenerationConfig = AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
 ) -> None:
     """Load a model and show its precision, memory and kernels, and whether rows are exact here."""
@@ -29,7 +30,7 @@ def info(
         if model.model not in (name, ModelOptions.model):
             raise ConfigError(f"two models are given, {name!r} and --model {model.model!r}: give one")
         model = dataclasses.replace(model, model=name)
-    facts = _facts(model.load(progress=not as_json))
+    facts = _facts(model.load(progress=not as_json, generation_config=generation_config))
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False, allow_nan=False))
         return
@@ -56,6 +57,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
         "vocabulary": shape.vocab_size,
         "context": engine.max_len,
         "chat_template": llm.tokenizer.has_chat_template,
+        "generation_defaults": dict(llm.generation_defaults),
         "invariance": None
         if invariance is None
         else {"exact": invariance.exact, "differences": invariance.differences, "seconds": invariance.seconds},
@@ -88,6 +90,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", f"{facts['precision']}, weights {_megabytes(facts['weights_bytes'])}"),
         ("speculation", ", ".join(filter(None, (speculation, render.accepted_by(facts))))),
         *_drafter(facts["drafter"]),
+        ("sampling defaults", render.defaults(facts["generation_defaults"]) or "none of the model's own"),
         ("cost of rows", _costs(facts["pass_seconds"], facts["pass_costs"])),
         ("exactness", facts["invariance_text"]),
         ("cache", f"{facts['pool_tokens']:,} tokens in {facts['kv_format']}, {_megabytes(facts['pool_bytes'])}"),

@@ -8,7 +8,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,10 @@ Revision = Annotated[str | None, option(_MODEL, help="Branch, tag or commit of a
 PrecisionName = Annotated[str, option(_MODEL, help=f"One of {', '.join(PRECISIONS)}.")]
 Threads = Annotated[int | None, option(_MODEL, help="Threads of the arithmetic.")]
 Device = Annotated[str, option(_MODEL, help="Where the model runs.")]
+GenerationConfig = Annotated[
+    str,
+    option(_MODEL, help="Defaults of sampling: auto (the model's generation_config.json), none, or a folder that holds one."),
+]
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class ModelOptions:
     ] = AUTO
     device: Device = "cpu"
 
-    def load(self, *, progress: bool, **settings: Any) -> LLM:
+    def load(self, *, progress: bool, generation_config: str = "none", **settings: Any) -> LLM:
+        """The model; commands that sample by rules of their own need no ``generation_config``."""
         from specdec.llm import LLM
 
         _catch_interrupts()
@@ -92,6 +97,7 @@ class ModelOptions:
             max_len=self.max_len,
             kv_format=self.kv_format,
             device=self.device,
+            generation_config=generation_config,
             progress=progress,
             **settings,
         )
@@ -118,6 +124,7 @@ class TargetOptions:
             precision=cast(Precision, self.precision),
             threads=self.threads,
             device=self.device,
+            generation_config="none",
             speculation="off",
             self_test=False,
             **settings,
@@ -126,9 +133,10 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How tokens are chosen; what is not given stays as the library has it, except that the command line is greedy."""
+    """How tokens are chosen; what is not given is as the model's generation_config.json has it, or else as the library has it,
+    except that the command line is greedy."""
 
-    temperature: Annotated[float, option(_SAMPLING, "--temperature", "-t", help="0 takes the most likely token.")] = 0.0
+    temperature: Annotated[float | None, option(_SAMPLING, "--temperature", "-t", help="0 takes the most likely token.")] = None
     top_k: Annotated[int | None, option(_SAMPLING, help="Keep the k most likely tokens.")] = None
     top_p: Annotated[float | None, option(_SAMPLING, help="Keep the most likely tokens of this total probability.")] = None
     min_p: Annotated[float | None, option(_SAMPLING, help="Keep tokens this likely relative to the most likely one.")] = None
@@ -144,8 +152,8 @@ class SamplingOptions:
     ignore_eos: Annotated[bool, option(_SAMPLING, "--ignore-eos", help="Go on past the model's end token.")] = False
     seed: Annotated[int | None, option(_SAMPLING, help="Same seed, same tokens; drawn afresh if not given.")] = None
 
-    def params(self, **more: Any) -> SamplingParams:
-        """Sampling parameters, with ``more`` where it is not None.
+    def params(self, defaults: Mapping[str, Any], /, **more: Any) -> SamplingParams:
+        """Sampling parameters, with ``more`` where it is not None, and ``defaults`` for what is not given.
 
         Raises:
             ConfigError: a value is out of range.
@@ -158,7 +166,8 @@ class SamplingOptions:
             **more,
         }
         del values["bad_word"], values["stop_token_id"]
-        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+        given = {name: value for name, value in values.items() if value is not None}
+        return SamplingParams(**{"temperature": 0.0, **defaults, **given})
 
 
 def _biases(texts: list[str]) -> dict[int, float]:

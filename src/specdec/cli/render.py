@@ -85,6 +85,11 @@ def accepted_by(facts: Mapping[str, Any]) -> str:
     return f"accepted by {rule}{' (LOSSY)' if facts['lossy'] else ''}" if rule else ""
 
 
+def defaults(values: Mapping[str, Any]) -> str:
+    """What a model's generation_config.json sets."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
 def result_json(result: Result, llm: LLM) -> dict[str, Any]:
     """A result as plain values."""
     return {

@@ -7,13 +7,13 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from specdec.cli import render
-from specdec.cli.options import ModelOptions, command
-from specdec.config import ConfigError, ServeConfig
+from specdec.cli.options import GenerationConfig, ModelOptions, command
+from specdec.config import AUTO, ConfigError, ServeConfig
 
 if TYPE_CHECKING:
     from specdec.llm import LLM
@@ -35,6 +35,9 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="Clients must show one of these; repeatable.", envvar="SPECDEC_API_KEY", rich_help_panel=_SERVER),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, _option(help="Web pages of this origin, or * for all, may call the server; repeatable.")
     ] = None,
     model_name: Annotated[str | None, _option(help="What clients call the model.")] = None,
     replicas: Annotated[int, _option(help="Processes that each serve the model, behind one address; docs/scaling.md.")] = 1,
@@ -59,6 +62,7 @@ def serve(
     ] = None,
     trace_sample: Annotated[float | None, _option(help="Share of the traces that are kept, 0 to 1.")] = None,
     model: ModelOptions = ModelOptions(),  # noqa: B008 - replaced by one option per field
+    generation_config: GenerationConfig = AUTO,
 ) -> None:
     """Serve a model over HTTP, to OpenAI's clients among others; docs/serving.md has the routes.
 
@@ -67,6 +71,7 @@ def serve(
     config = ServeConfig(
         model_name=model_name,
         api_keys=tuple(api_key or ()),
+        allowed_origins=tuple(allowed_origins or ()),
         max_queue=max_queue,
         max_body_bytes=max_body_bytes,
         body_seconds=body_seconds,
@@ -83,14 +88,14 @@ def serve(
     from specdec.serve.logs import configure
 
     configure(log_format)
-    sizes = {"max_sequences": max_sequences, "kv_tokens": kv_tokens}
+    settings: dict[str, Any] = {"max_sequences": max_sequences, "kv_tokens": kv_tokens, "generation_config": generation_config}
     if replicas > 1:
-        _serve_replicas(replicas, model, config, host, port, functools.partial(_load_replica, log_format, sizes))
+        _serve_replicas(replicas, model, config, host, port, functools.partial(_load_replica, log_format, settings))
         return
     from specdec.serve.promptness import set_aside
     from specdec.serve.server import Server
 
-    llm = model.load(progress=True, **sizes)
+    llm = model.load(progress=True, **settings)
     server = Server(llm, config, host, port, lambda address: _announce(llm, config, address))
     set_aside()
     server.run()
@@ -117,12 +122,12 @@ def _check_address(host: str, port: int) -> None:
         raise ConfigError(f"cannot listen at {host}, port {port}: {error.strerror or error}; see --host and --port") from error
 
 
-def _load_replica(log_format: LogFormat, sizes: Mapping[str, int | None], model: ModelOptions) -> LLM:
+def _load_replica(log_format: LogFormat, settings: Mapping[str, Any], model: ModelOptions) -> LLM:
     """In the process that serves it."""
     from specdec.serve.logs import configure
 
     configure(log_format)
-    return model.load(progress=False, **sizes)
+    return model.load(progress=False, **settings)
 
 
 def _serve_replicas(
@@ -163,4 +168,6 @@ def _announce(llm: LLM, config: ServeConfig, address: str) -> None:
     typer.echo(f"  context {engine.max_len} tokens, {llm.config.max_sequences} sequences at once, {config.max_queue} may wait")
     speculation = ", ".join(filter(None, (*drafters, render.accepted_by(engine.acceptance.facts)))) if drafters else "off"
     typer.echo(f"  speculation: {speculation}")
+    if llm.generation_defaults:
+        typer.echo(f"  sampling defaults of the model: {render.defaults(llm.generation_defaults)}")
     _announce_addresses(config, address)

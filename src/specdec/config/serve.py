@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
-from specdec.config.checks import is_number, require, require_integer
+from specdec.config.checks import is_number, items, require, require_integer
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,8 @@ class ServeConfig:
     """What clients call the model; None: the name that it was loaded by."""
     api_keys: tuple[str, ...] = ()
     """A client must show one of these; without any, everybody is served. Clients with different keys share no cached prefix."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages of these origins, ``https://example.org`` for instance, may call the server from a browser; ``*``: of all."""
     max_queue: int = 256
     """Most sequences that may wait beside those that run; a request beyond is refused with 429."""
     max_body_bytes: int = 2 * 2**20
@@ -39,6 +44,11 @@ class ServeConfig:
         rule, keys = "a list or tuple of non-empty strings", self.api_keys
         require(isinstance(keys, list | tuple) and all(isinstance(k, str) and k for k in keys), "api_keys", keys, rule)
         object.__setattr__(self, "api_keys", tuple(keys))
+        rule = "origins such as https://example.org or http://localhost:3000, without a path, or *"
+        origins = items("allowed_origins", self.allowed_origins, rule)
+        for origin in origins:
+            require(isinstance(origin, str) and _ORIGIN.fullmatch(origin) is not None, "allowed_origins", origin, rule)
+        object.__setattr__(self, "allowed_origins", origins)
         name = self.model_name
         require(name is None or (isinstance(name, str) and bool(name)), "model_name", name, "a non-empty string")
         require_integer("max_queue", self.max_queue, 0, math.inf, "an integer >= 0")

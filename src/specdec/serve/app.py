@@ -12,6 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from specdec import __version__
 from specdec.config import ServeConfig
@@ -20,6 +21,7 @@ from specdec.serve.account import ID_HEADER, LONGEST_ID, Account, Accounts, is_i
 from specdec.serve.body import SMALL, read_body
 from specdec.serve.documentation import describe, takes
 from specdec.serve.errors import ApiError
+from specdec.serve.origins import open_to
 from specdec.serve.page import add_page
 from specdec.serve.schema import Body, ChatBody, CompletionBody, DetokenizeBody, Strict, TokenizeBody, parse
 from specdec.serve.service import Service
@@ -45,7 +47,7 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
         finally:
             await service.stop()
 
-    app = FastAPI(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
+    app = _Application(title="specdec", version=__version__, lifespan=lifespan, redoc_url=None, telemetry=_NO_TELEMETRY)
     app.state.service = service
     app.add_middleware(Accounts, tracing=service.tracing)
     app.include_router(public)
@@ -58,6 +60,12 @@ def create_app(llm: LLM, config: ServeConfig, tracing: Tracing | None = None) ->
     app.add_exception_handler(Exception, _on_exception)
     describe(app)
     return app
+
+
+class _Application(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        """With what must lie even around the answer to a fault, which FastAPI gives outside of all middleware."""
+        return open_to(self.state.service.config.allowed_origins, super().build_middleware_stack())
 
 
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
@@ -179,6 +187,7 @@ def _model(service: Service) -> dict[str, Any]:
         "precision": service.llm.precision,
         "kv_format": service.llm.kv_format,
         "drafters": [drafter.name for drafter in service.llm.engine.drafters],
+        "default_sampling_params": dict(service.llm.generation_defaults),
     }
 
 

@@ -38,7 +38,7 @@ class Intake:
     """Checks bodies and encodes them; slow for long prompts, so it is to run beside the event loop.
 
     Args:
-        llm: the model; only its tokenizer and its sizes are used.
+        llm: the model; only its tokenizer, its sizes and its defaults are used.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -50,7 +50,7 @@ class Intake:
         more = {"logprobs": body.logprobs}
         if body.echo and with_logprobs:
             more["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
-        params = _params(body, more)
+        params = self._params(body, more)
         single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = [body.prompt] if single else body.prompt
         return self._asked(body, tenant, params, lambda: [self._llm.encode(one) for one in prompts])
@@ -64,7 +64,7 @@ class Intake:
         if body.max_tokens is None:
             written["max_tokens"] = "max_completion_tokens"
         more = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None, "max_tokens": limit}
-        params = _params(body, more, written)
+        params = self._params(body, more, written)
         return self._asked(body, tenant, params, lambda: [self._lay_out(body)])
 
     def tokenize(self, body: TokenizeBody) -> list[int]:
@@ -81,6 +81,20 @@ class Intake:
             if not 0 <= token < size:
                 raise ApiError(400, f"token {token} is outside the vocabulary of {size} tokens", param="tokens")
         return self._llm.tokenizer.decode(ids, skip_special=False)
+
+    def _params(self, body: Body, more: Mapping[str, Any], written: Mapping[str, str] | None = None) -> SamplingParams:
+        """Sampling parameters; what a body leaves out is as the model's generation_config.json has it, or else as the library
+        has it. ``written``: what some are called in the body."""
+        values = {name: getattr(body, name) for name in _NAMES - _OF_ROUTES if hasattr(body, name)}
+        values["logit_bias"] = body.logit_bias and {_token(key): bias for key, bias in body.logit_bias.items()}
+        values |= more
+        given = {name: value for name, value in values.items() if value is not None}
+        try:
+            return SamplingParams(**{**self._llm.generation_defaults, **given})
+        except ConfigError as error:
+            name, _, rest = str(error).partition(" ")
+            name = (written or {}).get(name, name)
+            raise ApiError(400, f"{name} {rest}", param=name.partition("[")[0]) from error
 
     def _asked(self, body: Body, tenant: str | None, params: SamplingParams, encode: Callable[[], list[list[int]]]) -> Asked:
         text_field = "messages" if isinstance(body, ChatBody) else "prompt"
@@ -134,19 +148,6 @@ class Intake:
 
 def _joined(parts: list[TextPart]) -> str:
     return "".join(part.text for part in parts)
-
-
-def _params(body: Body, more: Mapping[str, Any], written: Mapping[str, str] | None = None) -> SamplingParams:
-    """Sampling parameters; what a body leaves out stays as the library has it. ``written``: what some are called there."""
-    values = {name: getattr(body, name) for name in _NAMES - _OF_ROUTES if hasattr(body, name)}
-    values["logit_bias"] = body.logit_bias and {_token(key): bias for key, bias in body.logit_bias.items()}
-    values |= more
-    try:
-        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
-    except ConfigError as error:
-        name, _, rest = str(error).partition(" ")
-        name = (written or {}).get(name, name)
-        raise ApiError(400, f"{name} {rest}", param=name.partition("[")[0]) from error
 
 
 def _token(key: str) -> int:

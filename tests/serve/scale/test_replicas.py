@@ -122,10 +122,13 @@ def test_without_any_replica_clients_are_told(router: Scaled) -> None:
 
 
 def test_a_silent_replica_is_replaced(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is alive but answers nothing any more; what it was working on is asked elsewhere. Keys hold at the router."""
+    """One that is alive but answers nothing any more; what it was working on is asked elsewhere. Keys hold at the router, and
+    so do the origins of web pages."""
     monkeypatch.setattr("specdec.serve.scale.supervisor.SILENCE", 2)
-    with scaled(tiny_folder, 2, PASS_SECONDS, api_keys=("sesame",)) as router:
-        assert router.http.get("/v1/models").status_code == 401
+    with scaled(tiny_folder, 2, PASS_SECONDS, api_keys=("sesame",), allowed_origins=("*",)) as router:
+        refused = router.http.get("/v1/models", headers={"Origin": "https://page.example"})
+        assert refused.status_code == 401
+        assert refused.headers.get_list("access-control-allow-origin") == ["*"]
         with pytest.raises(InvalidStatus), connect(router.url.replace("http", "ws") + "/v1/completions", proxy=None):
             pass
         router.http.headers["Authorization"] = "Bearer sesame"

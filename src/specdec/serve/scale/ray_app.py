@@ -58,9 +58,11 @@ class Settings(BaseModel):
     threads: int | None = None
     """Of each engine; None: as many as it has CPUs."""
     device: str = "cpu"
+    generation_config: str = "auto"
     max_sequences: int = 32
     max_len: int | None = None
     api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: float = 8
@@ -87,13 +89,14 @@ def app(args: dict[str, Any]) -> serve.Application:
         drafter=settings.drafter,
         threads=settings.threads or max(1, int(settings.cpus)),
         device=settings.device,
+        generation_config=settings.generation_config,
         max_len=settings.max_len,
         progress=False,
         max_sequences=settings.max_sequences,
     )
     return build(
         load,
-        ServeConfig(api_keys=settings.api_keys),
+        ServeConfig(api_keys=settings.api_keys, allowed_origins=settings.allowed_origins),
         scaling=AutoscalingConfig(
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,

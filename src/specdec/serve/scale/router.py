@@ -26,6 +26,7 @@ from specdec.config import ServeConfig
 from specdec.serve.account import ID_HEADER, ROUTES, Account, id_of
 from specdec.serve.body import SMALL, read_body
 from specdec.serve.errors import ApiError, shutting_down
+from specdec.serve.origins import open_to
 from specdec.serve.scale.figures import rendered
 from specdec.serve.scale.prefix import keys
 from specdec.serve.scale.replicas import Answer, Asked, BrokenOff, Headers, NoReplica, Replicas
@@ -38,8 +39,10 @@ FULL_OR_GONE = (429, 503)
 TRIES = 8
 """Most replicas that a request is given to, one after the other."""
 
-OURS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"host"})
-"""Headers of a connection, not of what goes through it."""
+OURS = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"host", b"origin"}
+)
+"""Headers of a connection, not of what goes through it; and that of browsers, which the router answers itself."""
 
 
 class Router:
@@ -47,12 +50,13 @@ class Router:
 
     Args:
         replicas: answer.
-        config: the limits of bodies and of slow clients.
+        config: the limits of bodies and of slow clients, and the origins that it is open to.
     """
 
     def __init__(self, replicas: Replicas, config: ServeConfig) -> None:
         self.replicas = replicas
         self.config = config
+        self._app = open_to(config.allowed_origins, self._respond)
         self.closing = False
         """No new requests: the server is about to stop."""
         self.retries = 0
@@ -61,6 +65,9 @@ class Router:
         """Requests that were refused here, by status; of those that a replica refuses, its own figures tell."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             from specdec.serve.scale.socket import RoutedConversation
 
