@@ -205,6 +205,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def tell(result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Print a result, keep it where that is asked for, and give the exit status."""
+    print(json.dumps(result, indent=2))
+    if options.json:
+        kept = {name: value for name, value in vars(options).items() if name != "json"} | {"model": model_name(options.model)}
+        options.json.write_text(json.dumps({"provenance": provenance(), "settings": kept, **result}, indent=2) + "\n")
+    return 0 if result["within_targets"] else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -222,11 +231,7 @@ def main() -> int:
         and not any(result["answers"]["killed"][outcome] for outcome in ("wrong", "refused"))
         and not any(result["answers"]["scaled"][outcome] for outcome in ("wrong", "refused", "broken off"))
     )
-    print(json.dumps(result, indent=2))
-    if options.json:
-        kept = {name: value for name, value in vars(options).items() if name != "json"} | {"model": model_name(options.model)}
-        options.json.write_text(json.dumps({"provenance": provenance(), "settings": kept, **result}, indent=2) + "\n")
-    return 0 if result["within_targets"] else 1
+    return tell(result, options)
 
 
 if __name__ == "__main__":

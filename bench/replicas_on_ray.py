@@ -11,7 +11,6 @@ Answers are compared with those that came before. Exits with 1 where an answer i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -28,9 +27,8 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
-from replicas import HEALED_SECONDS, Client, bodies, cached, under_load, until
+from replicas import HEALED_SECONDS, Client, bodies, cached, tell, under_load, until
 
-from specdec.bench.provenance import model_name, provenance
 from specdec.config import DEFAULT_MODEL
 from specdec.serve.scale.ray_app import app
 
@@ -165,11 +163,7 @@ def main() -> int:
     result["within_targets"] = all(found["most"] <= HEALED_SECONDS for found in result["seconds"].values()) and not any(
         result["answers"][outcome] for outcome in ("wrong", "refused")
     )
-    print(json.dumps(result, indent=2))
-    if options.json:
-        kept = {name: value for name, value in vars(options).items() if name != "json"} | {"model": model_name(options.model)}
-        options.json.write_text(json.dumps({"provenance": provenance(), "settings": kept, **result}, indent=2) + "\n")
-    return 0 if result["within_targets"] else 1
+    return tell(result, options)
 
 
 if __name__ == "__main__":
