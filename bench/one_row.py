@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder, "perf.data"))
         itself = [sys.executable, __file__, "--run", "--seconds", str(arguments.seconds)]
-        # Its clock is the one that Python's is set to, so that samples from before the first pass can be told apart.
+        # Its samples carry the time of time.monotonic, so that those of the loading before the first pass can be left out.
         record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "2000", "-k", "CLOCK_MONOTONIC", "-o", data, *itself]
         began, milliseconds = map(float, subprocess.run(record, check=True, capture_output=True, text=True).stdout.split())
         script = ["perf", "script", "-i", data, "-F", "tid,time,ip,sym"]
