@@ -9,19 +9,30 @@
 
 #define PREFETCH_BYTES 1536  // ahead in the stream of weights, which rarely fit a cache
 #define STACK_GROUPS 512     // rows this small are quantised on the stack (24 KB), larger ones on the heap
-#define UNPACK_ROWS 24       // rows from which AVX2 gains by unpacking a block of q4 weights beforehand
-#define UNPACK_GROUPS 64     // the most groups of it (40 KB)
+#define UNPACK_ROWS 24       // rows that gain by unpacking q4 weights beforehand
+#define UNPACK_GROUPS 64     // the most groups of them (40 KB a block)
+#define GOOD_ROWS (SPECDEC_LEVEL == 2 ? 6 : 4)  // of many rows: where so many are at work, none of their sums leaves the registers
 #define GRAIN 96             // groups of 16 channels times (2 + rows) that are worth a thread
 
-ALWAYS f32x16 scales(const uint8_t *w, int q4) { return f_load_f16((const uint16_t *)(w + (q4 ? 256 : 512))); }
-ALWAYS f32x16 offsets(const uint8_t *w, int q4) { return q4 ? f_load_f16((const uint16_t *)(w + 288)) : f_zero(); }
+// Forms of a weight's groups: as they are stored, and q4 taken apart.
+enum { FORM_Q8, FORM_Q4, FORM_U4 };
+
+ALWAYS int64_t group_bytes(int form) { return form == FORM_Q8 ? Q8_BYTES : form == FORM_Q4 ? Q4_BYTES : U4_BYTES; }
+ALWAYS f32x16 scales(const uint8_t *w, int form) {
+  if (form == FORM_U4) return f_load((const float *)(w + 512));
+  return f_load_f16((const uint16_t *)(w + (form == FORM_Q4 ? 256 : 512)));
+}
+ALWAYS f32x16 offsets(const uint8_t *w, int form) {
+  if (form == FORM_U4) return f_load((const float *)(w + 576));
+  return form == FORM_Q4 ? f_load_f16((const uint16_t *)(w + 288)) : f_zero();
+}
 
 // The float steps of one group for R rows, whose integer sums are c.
-ALWAYS void scale(f32x16 *sum, const i32x16 *c, f32x16 d, f32x16 m, const RowGroup *x, int64_t stride, int R, int q4) {
+ALWAYS void scale(f32x16 *sum, const i32x16 *c, f32x16 d, f32x16 m, const RowGroup *x, int64_t stride, int R, int form) {
   for (int r = 0; r < R; r++) {
     const RowGroup *row = x + r * stride;
     sum[r] = f_fma(f_mul(d, f_set1(row->scale)), i_to_float(c[r]), sum[r]);
-    if (q4) sum[r] = f_fma(m, f_set1(row->offset), sum[r]);
+    if (form != FORM_Q8) sum[r] = f_fma(m, f_set1(row->offset), sum[r]);
   }
 }
 
@@ -33,31 +44,68 @@ ALWAYS void finish(float *y, const float *add, f32x16 *sum, int64_t ld, int lane
   }
 }
 
-ALWAYS void prefetch(const uint8_t *w, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + PREFETCH_BYTES + line);
+// Lines of a later group of B blocks; the last groups fetch the first ones of the blocks that follow these.
+ALWAYS void prefetch(const uint8_t *w, int64_t next, int64_t bytes, int64_t left, int B) {
+  if (left * bytes <= PREFETCH_BYTES) w += (B - 1) * next;
+  for (int b = 0; b < B; b++)
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(w + b * next + PREFETCH_BYTES + line);
 }
 
-// Sixteen channels of R rows. R and q4 are constants where this is inlined.
-ALWAYS void few(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int R,
-                int q4) {
-  const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
-  f32x16 sum[MOST_ROWS];
-  for (int r = 0; r < R; r++) sum[r] = f_zero();
+// Sixteen channels of R rows, or B blocks of sixteen. B, R and form are constants where this is inlined. The first rows of a
+// block find it `fresh`, in memory; the others find it in a cache.
+ALWAYS void few(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t groups, int64_t ld, int lanes, int B,
+                int R, int form, int fresh) {
+  const int64_t bytes = group_bytes(form), next = groups * bytes;
+  f32x16 sum[MOST_BLOCKS][MOST_ROWS];
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) sum[b][r] = f_zero();
   for (int64_t g = 0; g < groups; g++, w += bytes) {
-    prefetch(w, bytes);
-    i32x16 c[MOST_ROWS];
-    if (q4) dots_q4(w, x + g, groups, R, c);
-    else dots_q8(w, x + g, groups, R, c);
-    scale(sum, c, scales(w, q4), offsets(w, q4), x + g, groups, R, q4);
+    i32x16 c[MOST_BLOCKS][MOST_ROWS];
+    if (fresh) prefetch(w, next, bytes, groups - g, B);
+    if (form == FORM_Q8) dots_q8(w, next, x + g, groups, B, R, c);
+    else if (form == FORM_Q4) dots_q4(w, next, x + g, groups, B, R, c);
+    else dots_u4(w, next, x + g, groups, B, R, c);
+    for (int b = 0; b < B; b++)
+      scale(sum[b], c[b], scales(w + b * next, form), offsets(w + b * next, form), x + g, groups, R, form);
   }
-  finish(y, add, sum, ld, lanes, R);
+  for (int b = 0; b < B; b++) finish(y + b * LANES, add ? add + b * LANES : 0, sum[b], ld, lanes, R);
 }
 
-// Rows that go faster in company: `many` computes the first ones, as many as it can, and returns their number.
+// All rows, in parts that are about as large and no larger than registers allow.
+ALWAYS void all(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
+                int lanes, int B, int form) {
+  const int64_t most = B < MOST_BLOCKS ? 4 : MOST_ROWS, good = B < MOST_BLOCKS ? 4 : GOOD_ROWS;
+  int64_t r = 0;
+  for (int64_t parts = rows <= most ? rows > 0 : (rows + good - 1) / good; parts > 0; parts--) {
+    const int64_t R = (rows - r + parts - 1) / parts;
+    const int fresh = form != FORM_U4 && !r;
+    switch (R) {
+#define ROWS(R) case R: few(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, B, R, form, fresh); break
+      ROWS(1);
+      ROWS(2);
+      ROWS(3);
+      ROWS(4);
+    }
+#if SPECDEC_LEVEL == 2
+    if (B == MOST_BLOCKS) {
+      switch (R) {
+        ROWS(5);
+        ROWS(6);
+        ROWS(7);
+        ROWS(8);
+      }
+    }
+#endif
+#undef ROWS
+    r += R;
+  }
+}
+
 #if SPECDEC_TILES
+// Rows that go faster in company: the first ones, as many as fill tiles. Returns their number.
 ALWAYS int64_t many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
-                    int lanes, int q4) {
-  const int64_t bytes = q4 ? Q4_BYTES : Q8_BYTES;
+                    int lanes, int form) {
+  const int64_t bytes = group_bytes(form);
   int64_t r = 0;
   for (; r + TILE_ROWS <= rows; r += TILE_ROWS, x += TILE_ROWS * groups) {
     f32x16 sum[TILE_ROWS];
@@ -66,54 +114,39 @@ ALWAYS int64_t many(const uint8_t *w, const RowGroup *x, float *y, const float *
       const int count = groups - g < STAGE ? (int)(groups - g) : STAGE;
       const uint8_t *from = w + g * bytes;
       i32x16 c[STAGE][TILE_ROWS];
-      prefetch(from, count * bytes);
-      tile_dots(from, x + g, groups, count, q4, c);
+      prefetch(from, 0, count * bytes, groups, 1);
+      tile_dots(from, x + g, groups, count, form == FORM_Q4, c);
       for (int i = 0; i < count; i++, from += bytes)
-        scale(sum, c[i], scales(from, q4), offsets(from, q4), x + g + i, groups, TILE_ROWS, q4);
+        scale(sum, c[i], scales(from, form), offsets(from, form), x + g + i, groups, TILE_ROWS, form);
     }
     finish(y + r * ld, add ? add + r * ld : 0, sum, ld, lanes, TILE_ROWS);
   }
   return r;
 }
-#elif SPECDEC_LEVEL == 1
-ALWAYS int64_t many(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
-                    int lanes, int q4) {
-  if (!q4 || rows < UNPACK_ROWS || groups > UNPACK_GROUPS) return 0;
-  _Alignas(64) uint8_t unpacked[UNPACK_GROUPS][UNPACKED_BYTES];
-  for (int64_t g = 0; g < groups; g++, w += Q4_BYTES) {
-    prefetch(w, Q4_BYTES);
-    unpack_q4(w, unpacked[g]);
-  }
-  int64_t r = 0;
-  for (; r + MOST_ROWS <= rows; r += MOST_ROWS, x += MOST_ROWS * groups) {
-    f32x16 sum[MOST_ROWS];
-    for (int i = 0; i < MOST_ROWS; i++) sum[i] = f_zero();
-    for (int64_t g = 0; g < groups; g++) {
-      const float *d = (const float *)(unpacked[g] + 512);
-      i32x16 c[MOST_ROWS];
-      dots_codes(unpacked[g], x + g, groups, MOST_ROWS, 1, c);
-      scale(sum, c, f_load(d), f_load(d + LANES), x + g, groups, MOST_ROWS, 1);
-    }
-    finish(y + r * ld, add ? add + r * ld : 0, sum, ld, lanes, MOST_ROWS);
-  }
-  return r;
-}
-#else
-#define many(...) 0
 #endif
 
 ALWAYS void block(const uint8_t *w, const RowGroup *x, float *y, const float *add, int64_t rows, int64_t groups, int64_t ld,
-                  int lanes, int q4) {
-  int64_t r = many(w, x, y, add, rows, groups, ld, lanes, q4);
-#define ROWS(R) few(w, x + r * groups, y + r * ld, add ? add + r * ld : 0, groups, ld, lanes, R, q4)
-  for (; r + MOST_ROWS <= rows; r += MOST_ROWS) ROWS(MOST_ROWS);
-  if (rows - r >= 4) ROWS(4), r += 4;
-  switch (rows - r) {
-    case 3: ROWS(3); break;
-    case 2: ROWS(2); break;
-    case 1: ROWS(1); break;
+                  int lanes, int B, int form) {
+#if SPECDEC_TILES
+  const int64_t next = groups * group_bytes(form);
+  int64_t done = 0;
+  for (int b = 0; b < B; b++)
+    done = many(w + b * next, x, y + b * LANES, add ? add + b * LANES : 0, rows, groups, ld, lanes, form);
+  all(w, x + done * groups, y + done * ld, add ? add + done * ld : 0, rows - done, groups, ld, lanes, B, form);
+#else
+#if SPECDEC_LEVEL > 0
+  if (form == FORM_Q4 && rows >= UNPACK_ROWS && groups <= UNPACK_GROUPS) {
+    _Alignas(64) uint8_t unpacked[MOST_BLOCKS * UNPACK_GROUPS][U4_BYTES];
+    for (int64_t g = 0; g < B * groups; g++, w += Q4_BYTES) {
+      prefetch(w, 0, Q4_BYTES, groups, 1);
+      unpack_q4(w, unpacked[g]);
+    }
+    all(unpacked[0], x, y, add, rows, groups, ld, lanes, B, FORM_U4);
+    return;
   }
-#undef ROWS
+#endif
+  all(w, x, y, add, rows, groups, ld, lanes, B, form);
+#endif
 }
 
 void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, int64_t groups, int64_t n, int64_t first,
@@ -122,12 +155,18 @@ void block_channels(const uint8_t *w, int q4, const RowGroup *x, int64_t rows, i
 #if SPECDEC_TILES
   if (rows >= TILE_ROWS) tiles_begin();
 #endif
-  for (int64_t b = first; b < last; b++) {
+  for (int64_t b = first; b < last;) {
     const int lanes = n - b * LANES < LANES ? (int)(n - b * LANES) : LANES;
+    const int together = b + MOST_BLOCKS <= last && n >= (b + MOST_BLOCKS) * LANES ? MOST_BLOCKS : 1;
     float *to = y + (b - first) * LANES;
     const float *from = add ? add + (b - first) * LANES : 0;
-    if (q4) block(w + b * bytes, x, to, from, rows, groups, ld, lanes, 1);
-    else block(w + b * bytes, x, to, from, rows, groups, ld, lanes, 0);
+#define BLOCKS(B, lanes, form) block(w + b * bytes, x, to, from, rows, groups, ld, lanes, B, form)
+    if (together > 1 && q4) BLOCKS(MOST_BLOCKS, LANES, FORM_Q4);
+    else if (together > 1) BLOCKS(MOST_BLOCKS, LANES, FORM_Q8);
+    else if (q4) BLOCKS(1, lanes, FORM_Q4);
+    else BLOCKS(1, lanes, FORM_Q8);
+#undef BLOCKS
+    b += together;
   }
 #if SPECDEC_TILES
   if (rows >= TILE_ROWS) tiles_end();

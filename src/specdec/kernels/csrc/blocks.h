@@ -23,14 +23,15 @@
 #define GROUP 32
 #define Q4_BYTES 320
 #define Q8_BYTES 544
-#define MOST_ROWS (SPECDEC_LEVEL == 2 ? 8 : 4)  // rows that share one unpacking of the weights: as registers allow
+#define MOST_ROWS (SPECDEC_LEVEL == 2 ? 8 : 4)    // rows that share one unpacking of the weights: as registers allow
+#define MOST_BLOCKS (SPECDEC_LEVEL == 2 ? 2 : 1)  // blocks of sixteen channels that share one load of the rows
 
 typedef struct {
   int8_t q[GROUP];
   float scale;      // s
   float offset;     // s * sum(q), what m is multiplied with
   int32_t sum;      // sum(q)
-  int32_t padding;  // groups stay 16-byte aligned
+  int32_t flipped;  // -128 sum(q)
 } RowGroup;
 
 ALWAYS int32_t quad(const RowGroup *x, int p) { int32_t v; memcpy(&v, x->q + 4 * p, 4); return v; }
@@ -49,34 +50,71 @@ ALWAYS void quantise(const float *x, RowGroup *out) {
   i_store_i8(out->q, p);
   i_store_i8(out->q + 16, q);
   out->sum = i_sum(i_add(p, q));
+  out->flipped = -128 * out->sum;
   out->scale = usable ? amax / 127.0f : finite ? 0.0f : NAN;
   out->offset = out->scale * (float)out->sum;
 }
 
-// Integer sums of one packed group with the same group of R rows (stride apart): c[r], one channel a lane.
+// Integer sums of one packed group of B blocks (`next` bytes apart) with the same group of R rows (stride apart): c[b][r], one
+// channel a lane.
 #if SPECDEC_LEVEL == 2
 
-ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+// Keeps the compiler from loading ahead what does not fit the registers then.
+#define IN_ORDER(x) __asm__ volatile("" : "+v"(x))
+
+// Many processors load a register hardly once a cycle and multiply twice: what is loaded of a row meets every block.
+ALWAYS void dots_part(const __m512i *codes, const RowGroup *x, int64_t stride, int p, int B, int R, i32x16 (*c)[MOST_ROWS]) {
+  for (int r = 0; r < R; r++) {
+    const __m512i q = _mm512_set1_epi32(quad(x + r * stride, p));
+    for (int b = 0; b < B; b++) {
+      c[b][r] = _mm512_dpbusd_epi32(c[b][r], codes[b], q);
+      IN_ORDER(c[b][r]);
+    }
+  }
+}
+
+ALWAYS void dots_q4(const uint8_t *w, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
   const __m512i low = _mm512_set1_epi8(15);
-  __m512i codes[8];
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) c[b][r] = _mm512_setzero_si512();
+  for (int p = 0; p < 4; p++) {
+    __m512i both[MOST_BLOCKS], codes[MOST_BLOCKS];
+    for (int b = 0; b < B; b++) both[b] = _mm512_loadu_si512(w + b * next + 64 * p);
+    for (int b = 0; b < B; b++) codes[b] = _mm512_and_si512(both[b], low);
+    dots_part(codes, x, stride, p, B, R, c);
+    for (int b = 0; b < B; b++) codes[b] = _mm512_and_si512(_mm512_srli_epi16(both[b], 4), low);
+    dots_part(codes, x, stride, p + 4, B, R, c);
+  }
+}
+
+ALWAYS void dots_u4(const uint8_t *u, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) c[b][r] = _mm512_setzero_si512();
+  for (int p = 0; p < 8; p++) {
+    __m512i codes[MOST_BLOCKS];
+    for (int b = 0; b < B; b++) codes[b] = _mm512_load_si512(u + b * next + 64 * p);
+    dots_part(codes, x, stride, p, B, R, c);
+  }
+}
+
+ALWAYS void unpack_codes(const uint8_t *w, uint8_t *u) {
+  const __m512i low = _mm512_set1_epi8(15);
   for (int p = 0; p < 4; p++) {
     __m512i both = _mm512_loadu_si512(w + 64 * p);
-    codes[p] = _mm512_and_si512(both, low);
-    codes[p + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-  }
-  for (int r = 0; r < R; r++) {
-    c[r] = _mm512_setzero_si512();
-    for (int p = 0; p < 8; p++) c[r] = _mm512_dpbusd_epi32(c[r], codes[p], _mm512_set1_epi32(quad(x + r * stride, p)));
+    _mm512_store_si512(u + 64 * p, _mm512_and_si512(both, low));
+    _mm512_store_si512(u + 64 * (p + 4), _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
   }
 }
 
 // dpbusd wants one unsigned operand: codes + 128, and 128 * sum(q) is taken off again.
-ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_q8(const uint8_t *w, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
   const __m512i flip = _mm512_set1_epi8(-128);
-  for (int r = 0; r < R; r++) c[r] = _mm512_set1_epi32(-128 * x[r * stride].sum);
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) c[b][r] = _mm512_set1_epi32(x[r * stride].flipped);
   for (int p = 0; p < 8; p++) {
-    __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(w + 64 * p), flip);
-    for (int r = 0; r < R; r++) c[r] = _mm512_dpbusd_epi32(c[r], codes, _mm512_set1_epi32(quad(x + r * stride, p)));
+    __m512i codes[MOST_BLOCKS];
+    for (int b = 0; b < B; b++) codes[b] = _mm512_xor_si512(_mm512_loadu_si512(w + b * next + 64 * p), flip);
+    dots_part(codes, x, stride, p, B, R, c);
   }
 }
 
@@ -111,20 +149,20 @@ ALWAYS void dots_codes(const uint8_t *w, const RowGroup *x, int64_t stride, int 
   for (int r = 0; r < R; r++) c[r] = I2(_mm256_madd_epi16(lo[r], ones), _mm256_madd_epi16(hi[r], ones));
 }
 
-ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_one_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
   dots_codes(w, x, stride, R, 0, c);
 }
 
-#define UNPACKED_BYTES 640  // 512 of codes, one a byte, then d and m in float32
+ALWAYS void dots_one_u4(const uint8_t *u, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+  dots_codes(u, x, stride, R, 1, c);
+}
 
-ALWAYS void unpack_q4(const uint8_t *w, uint8_t *u) {
+ALWAYS void unpack_codes(const uint8_t *w, uint8_t *u) {
   for (int half = 0; half < 256; half += 32) {
     __m256i both = load32(w + half), low = _mm256_set1_epi8(15);
     _mm256_storeu_si256((__m256i *)(u + half), _mm256_and_si256(both, low));
     _mm256_storeu_si256((__m256i *)(u + 256 + half), _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
   }
-  f_store((float *)(u + 512), f_load_f16((const uint16_t *)(w + 256)));
-  f_store((float *)(u + 576), f_load_f16((const uint16_t *)(w + 288)));
 }
 
 // |code| is the unsigned operand and q takes the code's sign; a pair is at most 2 * 128 * 127 = 32,512, so each is widened.
@@ -142,7 +180,7 @@ ALWAYS void half_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
 }
 
 // Eight channels at a time: more would not fit the registers.
-ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_one_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
   __m256i lo[MOST_ROWS], hi[MOST_ROWS];
   half_q8(w, x, stride, R, lo);
   half_q8(w + 32, x, stride, R, hi);
@@ -151,7 +189,7 @@ ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
 
 #else
 
-ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_one_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
   for (int r = 0; r < R; r++) {
     const int8_t *q = x[r * stride].q;
     int32_t sum[LANES] = {0};
@@ -165,7 +203,7 @@ ALWAYS void dots_q4(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
   }
 }
 
-ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
+ALWAYS void dots_one_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, i32x16 *c) {
   for (int r = 0; r < R; r++) {
     const int8_t *q = x[r * stride].q;
     int32_t sum[LANES] = {0};
@@ -176,5 +214,31 @@ ALWAYS void dots_q8(const uint8_t *w, const RowGroup *x, int64_t stride, int R, 
   }
 }
 
+#define dots_one_u4 dots_one_q8
+
+#endif
+
+#if SPECDEC_LEVEL != 2
+#define EACH_BLOCK(one) \
+  for (int b = 0; b < B; b++) one(w + b * next, x, stride, R, c[b])
+ALWAYS void dots_q4(const uint8_t *w, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
+  EACH_BLOCK(dots_one_q4);
+}
+ALWAYS void dots_q8(const uint8_t *w, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
+  EACH_BLOCK(dots_one_q8);
+}
+ALWAYS void dots_u4(const uint8_t *w, int64_t next, const RowGroup *x, int64_t stride, int B, int R, i32x16 (*c)[MOST_ROWS]) {
+  EACH_BLOCK(dots_one_u4);
+}
+#endif
+
+// A group of q4 taken apart, for many rows: 512 bytes of codes, one a byte as in q8, then d and m in float32.
+#define U4_BYTES 640
+#if SPECDEC_LEVEL > 0
+ALWAYS void unpack_q4(const uint8_t *w, uint8_t *u) {
+  unpack_codes(w, u);
+  f_store((float *)(u + 512), f_load_f16((const uint16_t *)(w + 256)));
+  f_store((float *)(u + 576), f_load_f16((const uint16_t *)(w + 288)));
+}
 #endif
 #endif

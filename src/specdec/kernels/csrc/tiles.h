@@ -30,20 +30,11 @@ ALWAYS void tiles_begin(void) {
 }
 ALWAYS void tiles_end(void) { _tile_release(); }
 
-ALWAYS void unpack_q4(const uint8_t *w, uint8_t *codes) {
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int p = 0; p < 4; p++) {
-    __m512i both = _mm512_loadu_si512(w + 64 * p);
-    _mm512_storeu_si512(codes + 64 * p, _mm512_and_si512(both, low));
-    _mm512_storeu_si512(codes + 64 * (p + 4), _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
-  }
-}
-
 // Integer sums of `count` (at most STAGE) groups with the same groups of TILE_ROWS rows, stride apart.
 ALWAYS void tile_dots(const uint8_t *w, const RowGroup *x, int64_t stride, int count, int q4, i32x16 c[STAGE][TILE_ROWS]) {
   _Alignas(64) uint8_t codes[STAGE][64 * GROUP / 4];
   if (q4) {
-    for (int i = 0; i < count; i++) unpack_q4(w + i * Q4_BYTES, codes[i]);
+    for (int i = 0; i < count; i++) unpack_codes(w + i * Q4_BYTES, codes[i]);
     __asm__ volatile("" ::: "memory");  // compilers do not know that a tile load reads memory
   }
   for (int i = 0; i < count; i++) {
