@@ -16,7 +16,7 @@
 // Columns (blocks of scores, or sixteens of the head) that R queries sum at once: enough independent chains to hide the
 // latency of fma, few enough to stay in registers.
 #if SPECDEC_LEVEL == 2
-#define COLUMNS(R) ((R) <= 3 ? 4 : 2)
+#define COLUMNS(R) 4
 #elif SPECDEC_LEVEL == 1
 #define COLUMNS(R) ((R) == 1 ? 4 : (R) <= 3 ? 2 : 1)
 #else
@@ -42,8 +42,13 @@ ALWAYS void fetch(const void *p, int64_t at, const int kind) {
   __builtin_prefetch((const char *)p + at * kv_element(kind));
 }
 
-// Keeps the compiler from holding the broadcasts of one column for the next: registers are for the sums.
+// Keeps the compiler from holding the broadcasts of one column for the next: registers are for the sums. AVX-512 has enough for
+// both, and processors that load hardly once a cycle then load each broadcast once.
+#if SPECDEC_LEVEL == 2
+#define NEXT_COLUMN()
+#else
 #define NEXT_COLUMN() __asm__ volatile("" ::: "memory")
+#endif
 
 // Scores of R queries against C blocks. q [R, hd]; at: where each block starts.
 ALWAYS void score(const int R, const int C, const int kind, const float *q, int64_t hd, const void *keys, const int64_t *at,
