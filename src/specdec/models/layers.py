@@ -147,10 +147,18 @@ class RotaryTable:
         Args:
             longest: the largest of ``lengths``, or None where that is not known.
         """
-        if longest is None or (self._border is not None and longest > self._border):
+        whole = None if longest is None else self.whole(longest)
+        if whole is None:
             return *self(positions, lengths), torch.arange(len(positions), device=self.device)
+        return *whole, positions
+
+    def whole(self, longest: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [A, dim / 2] by position, for rows whose ``lengths`` are at most ``longest``; the same tensors each
+        time, until longer contexts come. None where so long a context has frequencies of its own."""
+        if self._border is not None and longest > self._border:
+            return None
         self._short.reach(longest)
-        return self._short.cos, self._short.sin, positions
+        return self._short.cos, self._short.sin
 
     def _by_length(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Every length has its own frequencies: each row is copied out of the chunk of its length and position."""
