@@ -131,6 +131,8 @@ class Scheduler:
         return self._max_nodes if wanted.max_tokens is None else min(self._max_nodes, wanted.max_tokens)
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         # Blocks for the whole prompt must be free, beside those that running prompts still have to fill and one that each
         # running sequence may soon grow by: else the newcomer would be preempted at once.
         promised = sum(s.table.missing(len(s.tokens)) for s in self.running)

@@ -104,7 +104,7 @@ def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
     lines = Lines()
     verified: list[slice] = []
     scoring: list[slice] = []
-    for span in step:
+    for span in step.spans:
         sequence, start, stop, tree = span.sequence, span.start, span.stop, span.draft.tree
         sequence.table.check_writable(start, stop + len(tree))
         first_row, scored = len(lines), len(lines.wanted)
@@ -116,5 +116,6 @@ def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
         verified.append(slice(first, len(lines.wanted)))
         lines.begin(sequence)
         lines.committed(start, stop)
-        lines.drafted(tree.tokens, ([stop + node for node in nodes] for nodes in ancestors(tree)))
+        if tree.tokens:
+            lines.drafted(tree.tokens, [[stop + node for node in nodes] for nodes in ancestors(tree)])
     return lines, tuple(verified), tuple(scoring)
