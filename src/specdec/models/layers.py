@@ -189,6 +189,8 @@ class _Table:
         self.frequency = frequency.to(device)
         self.scale = rope.attention_factor
         self.cos = self.sin = torch.empty(0, len(frequency), device=device)
+        self.reached = 0
+        """Positions that it holds."""
         if device.type != "cpu":
             self._grow(-(-rope.context // _CHUNK))
 
@@ -199,13 +201,14 @@ class _Table:
 
     def reach(self, n: int) -> None:
         """Hold positions below n, at least."""
-        if n > len(self.cos):
-            self._grow(max(-(-n // _CHUNK), 2 * len(self.cos) // _CHUNK))
+        if n > self.reached:
+            self._grow(max(-(-n // _CHUNK), 2 * self.reached // _CHUNK))
 
     def _grow(self, n_chunks: int) -> None:
-        new = [_angles(self.frequency, chunk, self.scale) for chunk in range(len(self.cos) // _CHUNK, n_chunks)]
+        new = [_angles(self.frequency, chunk, self.scale) for chunk in range(self.reached // _CHUNK, n_chunks)]
         self.cos = torch.cat((self.cos, *(cos for cos, _ in new)))
         self.sin = torch.cat((self.sin, *(sin for _, sin in new)))
+        self.reached = n_chunks * _CHUNK
 
 
 def _angles(frequency: Tensor, chunk: int, scale: float) -> tuple[Tensor, Tensor]:
