@@ -207,9 +207,9 @@ def in_a_tree(batch: Batch) -> Batch:
 def test_bad_plain_rows_are_errors(tmp_path: Path) -> None:
     model, _ = both(tiny(tmp_path), "q8")
     run, good = model.bind(attention_of(model)), plain(batch_of(TEXT[:3]))
-    with pytest.raises(ValueError, match="do not fit the integers of 4 rows"):
+    with pytest.raises(ValueError, match="4 rows, 3 wanted, need 15 wide and 17 narrow integers"):
         run(replace(good, n_rows=4))
-    with pytest.raises(ValueError, match="do not fit the integers of 3 rows"):
+    with pytest.raises(ValueError, match="3 rows, 3 wanted, need 12 wide and 14 narrow integers"):
         run(replace(good, table_width=2))
     good.narrow[3] = 16
     with pytest.raises(IndexError, match="outside the tables"):

@@ -34,12 +34,17 @@ class PoolPass:
             logits [W, V] float32, and for each tap [M, d] float32.
 
         Raises:
+            ValueError: the integers are not as many as the numbers say, or the angles not those of these heads.
             IndexError: a row, block, position or token that does not exist.
             MemoryError: there is none for the activations.
         """
         n, n_wanted, n_tables, table_width = rows.n_rows, rows.n_wanted, rows.n_tables, rows.table_width
-        if len(rows.wide) != 3 * n + n_wanted or len(rows.narrow) != n * (4 + rows.path_width) + n_tables * table_width:
-            raise ValueError(f"these numbers do not fit the integers of {n} rows: {rows}")
+        wide, narrow = 3 * n + n_wanted, n * (4 + rows.path_width) + n_tables * table_width
+        if (len(rows.wide), len(rows.narrow)) != (wide, narrow):
+            raise ValueError(
+                f"{n} rows, {n_wanted} wanted, need {wide} wide and {narrow} narrow integers with these tables and paths, "
+                f"got {len(rows.wide)} and {len(rows.narrow)}"
+            )
         held_cos, held_sin, cos_at, sin_at, n_angles = self._angles
         if cos is not held_cos or sin is not held_sin:
             self._decoder.check_held(cos=cos, sin=sin, keys=self._keys, values=self._values)
