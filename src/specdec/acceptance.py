@@ -43,15 +43,12 @@ class Acceptance:
         if rule.keeps == "law":
             _check(rule, drafters)
         self.rule = rule
+        self.by_chance = rule.keeps != "tokens"
+        """Does what is drafted decide, above temperature 0, which tokens come out?"""
         default = rule.name == SpeculationConfig().acceptance
         self.facts: Mapping[str, Any] = {} if default else {"acceptance": rule.name, "lossy": rule.keeps == "lossy"}
         """What results say of a rule that is not the default: its name, and whether it changes the law of what comes out."""
         self._kernels = kernels
-
-    @property
-    def by_chance(self) -> bool:
-        """Does what is drafted decide, above temperature 0, which tokens come out?"""
-        return self.rule.keeps != "tokens"
 
     def check(self, params: SamplingParams) -> None:
         """Raise RequestError where the rule cannot give what a request asks for."""
@@ -73,7 +70,7 @@ class Acceptance:
             In step order: the verdict on its draft, None where its prompt goes on, or an error that concerns it alone.
         """
         tokens = self._choose(step, forward)
-        return [self._outcome(span, forward, i, tokens) for i, span in enumerate(step)]
+        return [self._outcome(span, forward, i, tokens) for i, span in enumerate(step.spans)]
 
     def _outcome(self, span: Span, forward: Forward, index: int, tokens: Many[int]) -> Verdict | SamplingError | None:
         try:
@@ -86,7 +83,7 @@ class Acceptance:
     def _choose(self, step: Step, forward: Forward) -> list[int]:
         """[W] the tokens of those rows whose logits need no processing, in one call; -1 where that does not say."""
         draws: list[Draw] = []
-        for span, rows in zip(step, forward.rows, strict=True):
+        for span, rows in zip(step.spans, forward.rows, strict=True):
             sequence = span.sequence
             if rows.start == rows.stop or not self._follows(span):  # the prompt goes on, or chance decides
                 continue
@@ -95,8 +92,8 @@ class Acceptance:
                 draws.append(draw)
                 # Noise is too dear for nodes that may be refused, but a largest entry costs less than a call of its own.
                 if sequence.params.greedy:
-                    draws += [draw._replace(row=row) for row in range(rows.start + 1, rows.stop)]
-        tokens = [-1] * len(forward.logits)
+                    draws += [Draw(row, *draw[1:]) for row in range(rows.start + 1, rows.stop)]
+        tokens = [-1] * forward.rows[-1].stop
         for draw, token in zip(draws, self._kernels.draw_rows(forward.logits, draws), strict=True):
             tokens[draw.row] = token
         return tokens

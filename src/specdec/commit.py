@@ -25,9 +25,11 @@ class Committer:
     def commit(self, span: Span, verdict: Verdict | SamplingError | None) -> Delta | None:
         """Append what was decided, token by token, up to the first that ends the sequence; then roll the cache back to it."""
         sequence, tree = span.sequence, span.draft.tree
-        for stats in (self._stats, sequence.stats):
-            stats.prompt_rows += span.stop - span.start - span.complete
-            stats.prefill_passes += not span.complete
+        complete = span.complete
+        if read := span.stop - span.start - complete:
+            for stats in (self._stats, sequence.stats):
+                stats.prompt_rows += read
+                stats.prefill_passes += not complete
         if verdict is None:
             sequence.n_cached = span.stop
             if self._cache:
@@ -41,7 +43,7 @@ class Committer:
             self._stats.prompt_tokens += sequence.n_prompt
             self._stats.cached_tokens += sequence.stats.cached_tokens
         reason: FinishReason | None = None
-        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        emitted = [*[tree.tokens[node] for node in verdict.path], verdict.token]
         for count, token in enumerate(emitted, start=1):
             sequence.tokens.append(token)
             sequence.history.append(token)
@@ -57,13 +59,14 @@ class Committer:
         sequence.table.truncate(sequence.n_cached)
         if self._cache:
             self._cache.enter(sequence)
+        depth = depths(tree)
         for stats in (self._stats, sequence.stats):
-            stats.record_burst(span.draft, depths(tree), path, len(emitted))
+            stats.record_burst(span.draft, depth, path, len(emitted))
         first = sequence.n_output == len(emitted)
         return Delta(
             sequence.id,
             tuple(emitted),
-            tuple([*(span.draft.sources[node] for node in path), None][: len(emitted)]),
+            tuple([*[span.draft.sources[node] for node in path], None][: len(emitted)]),
             verdict.logprobs and verdict.logprobs[: len(emitted)],
             tuple(sequence.prompt_logprobs) if first and sequence.params.prompt_logprobs is not None else None,
             reason,

@@ -41,6 +41,8 @@ __all__ = ["Counts", "Engine", "RequestError"]
 
 _log = logging.getLogger(__name__)
 
+_NO_DRAFT = Draft()
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -230,7 +232,14 @@ class Engine:
         forwarded = time.perf_counter()
         verdicts = self.acceptance.judge(step, forward)
         judged = time.perf_counter()
-        outcomes = [self._committer.commit(span, verdict) for span, verdict in zip(step, verdicts, strict=True)]
+        outcomes: list[Delta | None] = []
+        due = drafted_rows = emitted = 0
+        for span, verdict in zip(step.spans, verdicts, strict=True):
+            delta = self._committer.commit(span, verdict)
+            outcomes.append(delta)
+            due += verdict is not None
+            drafted_rows += len(span.draft)
+            emitted += len(delta.tokens) if delta else 0
         deltas = [delta for delta in outcomes if delta]
         committed = time.perf_counter()
         if self.budget:
@@ -239,21 +248,21 @@ class Engine:
             if delta.finish_reason:
                 self._release(self._sequences[delta.sequence_id])
         ended = time.perf_counter()
-        self.costs.follow(step.n_rows, forwarded - drafted)
+        n_rows = step.n_rows
+        self.costs.follow(n_rows, forwarded - drafted)
         if self.budget:
             self.budget.follow(ended - forwarded + scheduled - started)
         drafting = drafted - scheduled + ended - committed if self.budget else 0.0
         host = ended - started - drafting - (judged - drafted)
-        due = sum(verdict is not None for verdict in verdicts)
         self._record_seconds(
             step,
             outcomes,
             Pass(
-                rows=step.n_rows,
+                rows=n_rows,
                 sequences=due,
                 reading=n_running - due,
-                drafted=sum(len(span.draft) for span in step),
-                emitted=sum(len(delta.tokens) for delta in deltas),
+                drafted=drafted_rows,
+                emitted=emitted,
                 spent=(drafting, forwarded - drafted, judged - forwarded, host),
             ),
         )
@@ -265,7 +274,7 @@ class Engine:
         whole = other.seconds(done.plain_passes)
         self.recent.add(done.seconds, whole, done.sequences, done.emitted)
         self.stats.add_pass(done.spent, whole)
-        for span, delta in zip(step, outcomes, strict=True):
+        for span, delta in zip(step.spans, outcomes, strict=True):
             span.sequence.stats.add_pass(done.spent, other.seconds(len(delta.tokens) if delta else 1))
 
     def counts(self) -> Counts:
@@ -319,7 +328,7 @@ class Engine:
             rows = sum(grant.stop - grant.start for grant in grants)
             made = self.budget.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers], rows)
             drafts = {grant.sequence.id: proposal for grant, proposal in zip(askers, made, strict=True)}
-        return Step(tuple(Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, Draft())) for g in grants))
+        return Step(tuple([Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, _NO_DRAFT)) for g in grants]))
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import ClassVar
 
 
 class Interrupts:
@@ -14,19 +15,24 @@ class Interrupts:
     interrupts its main thread alone, so on others this does nothing.
     """
 
+    _held: ClassVar[bool] = False
+    """Does a block hold SIGINT back? Those within it have nothing to do, which saves most of a pass's calls of ``signal``."""
+
     def __init__(self) -> None:
         self._came: tuple[int, FrameType | None] | None = None
         self._before: object = None
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
+        if not Interrupts._held and threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGINT)
             if callable(self._before):
                 signal.signal(signal.SIGINT, self._hold)
+                Interrupts._held = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if callable(self._before):
+            Interrupts._held = False  # first: what comes after the next line may raise at once
             signal.signal(signal.SIGINT, self._before)
             self.deliver()
 

@@ -152,7 +152,7 @@ def draw_of(row: int, params: SamplingParams, history: History, seed: int) -> Dr
         or params.presence_penalty != 0
         or params.logit_bias
         or params.bad_words_ids
-        or history.n_output < params.min_tokens
+        or (params.min_tokens and history.n_output < params.min_tokens)
     ):
         return None
     return Draw(row, seed, len(history), max(0, params.top_k), params.temperature, params.top_p, params.min_p)

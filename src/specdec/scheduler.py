@@ -118,9 +118,11 @@ class Scheduler:
         nodes = 0
         if stop == len(sequence.tokens):
             # An emitted token needs room, so a path longer than room - 1 could not be used.
-            free = sequence.table.n_slots + self._allocator.n_free * BLOCK_SIZE - stop
-            nodes = min(self._wanted(sequence), sequence.room - 1, free)
-            sequence.table.reserve(stop + nodes)
+            nodes = min(self._wanted(sequence), sequence.room - 1)
+            if nodes:
+                free = sequence.table.n_slots + self._allocator.n_free * BLOCK_SIZE - stop
+                nodes = min(nodes, free)
+                sequence.table.reserve(stop + nodes)
         return Grant(sequence, sequence.n_cached, stop, nodes)
 
     def _wanted(self, sequence: Sequence) -> int:
@@ -131,6 +133,8 @@ class Scheduler:
         return self._max_nodes if wanted.max_tokens is None else min(self._max_nodes, wanted.max_tokens)
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         # Blocks for the whole prompt must be free, beside those that running prompts still have to fill and one that each
         # running sequence may soon grow by: else the newcomer would be preempted at once.
         promised = sum(s.table.missing(len(s.tokens)) for s in self.running)

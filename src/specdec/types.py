@@ -203,7 +203,7 @@ class Step:
 
     @property
     def n_rows(self) -> int:
-        return sum(span.n_rows for span in self.spans)
+        return sum([span.n_rows for span in self.spans])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from forward import attention_of, batch_of
 
 from specdec import kernels
 from specdec.kernels import fused
+from specdec.kernels.base import PlainRows
 from specdec.kernels.build import SOURCES, compiler
 from specdec.kernels.cpu import NativeKernels
 from specdec.kernels.library import LIBRARY
@@ -154,6 +156,66 @@ def test_what_it_cannot_cut_runs_one_by_one(tmp_path: Path, caplog: pytest.LogCa
         assert model._fused is None
         assert reason in (fused.why_not(model._weights()) or "")
         assert f"operation by operation, more slowly: the fused pass does not take {reason}" in caplog.text
+
+
+def plain(batch: Batch) -> PlainRows:
+    """The same rows as plain integers."""
+    r, wide, narrow = batch.rows, array("q"), array("i")
+    for x in (batch.tokens, batch.positions, batch.lengths, batch.wanted):
+        wide.extend(x.tolist())
+    for x in (r.sequence, r.slot, r.prefix, r.n_path, r.tables, r.path):
+        narrow.extend(x.flatten().tolist())
+    longest = int(batch.lengths.max())
+    return PlainRows(wide, narrow, len(r), len(batch.wanted), *r.tables.shape, r.path.shape[1], longest)
+
+
+@pytest.mark.parametrize("rope", ["default", "dynamic"])
+def test_plain_rows_give_the_bits_of_tensors(tmp_path: Path, rope: str) -> None:
+    """Past the context that a dynamic scaling was made for too, where angles do not come out of one table; for a prompt and for
+    drafted rows with paths and two tables."""
+    scaling = {"rope_scaling": {"rope_type": rope, "factor": 2.0}, "max_position_embeddings": 64} if rope != "default" else {}
+    model, _ = both(tiny(tmp_path, **scaling), "q8")
+    here, there = attention_of(model), attention_of(model)
+    tapped, untapped = model.bind(here, (0, 1)), model.bind(here)
+    for batch in (
+        batch_of(TEXT[:60], wanted=[0, 59]),
+        batch_of(TEXT[60:70], 60, 60, wanted=[]),
+        batch_of(TEXT[70:80], 70, 60),
+        in_a_tree(batch_of(TEXT[80:83], 80, 60)),
+    ):
+        logits, taps = model.forward(batch, there, (0, 1))
+        got, got_taps = tapped(plain(batch))
+        assert_equal([got, got_taps[0], got_taps[1]], [logits, taps[0], taps[1]])
+        assert_equal([untapped(plain(batch))[0]], [logits])
+
+
+def in_a_tree(batch: Batch) -> Batch:
+    """Three consecutive rows, the last two being siblings that follow the first."""
+    start = int(batch.positions[0])
+    batch.positions[2] = start + 1
+    rows = replace(
+        batch.rows,
+        sequence=torch.tensor([0, 1, 1], dtype=torch.int32),
+        tables=batch.rows.tables.repeat(2, 1),
+        prefix=torch.tensor([start + 1] * 3, dtype=torch.int32),
+        path=torch.tensor([[-1], [start + 1], [start + 2]], dtype=torch.int32),
+        n_path=torch.tensor([0, 1, 1], dtype=torch.int32),
+    )
+    return replace(batch, rows=rows)
+
+
+def test_bad_plain_rows_are_errors(tmp_path: Path) -> None:
+    model, _ = both(tiny(tmp_path), "q8")
+    run, good = model.bind(attention_of(model)), plain(batch_of(TEXT[:3]))
+    with pytest.raises(ValueError, match="4 rows, 3 wanted, need 15 wide and 17 narrow integers"):
+        run(replace(good, n_rows=4))
+    with pytest.raises(ValueError, match="3 rows, 3 wanted, need 12 wide and 14 narrow integers"):
+        run(replace(good, table_width=2))
+    good.narrow[3] = 16
+    with pytest.raises(IndexError, match="outside the tables"):
+        run(good)
+    with pytest.raises(ValueError, match=r"taps \[2\] are not layers"):
+        model.bind(attention_of(model), (2,))
 
 
 def test_bad_rows_are_errors(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from specdec.kernels.portable import PortableKernels
 from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.kv.pool import Pool
 from specdec.metrics.stats import Stats
-from specdec.models.base import Model
+from specdec.models.base import Model, Result
 from specdec.models.load import load_model
 from specdec.models.source import resolve
-from specdec.runner.compiled import LEAST_WIDTH, RecordedRunner, Result, make_runner
+from specdec.runner.compiled import LEAST_WIDTH, RecordedRunner, make_runner
 from specdec.runner.runner import Runner
 from specdec.tree import chain
 from specdec.types import ROOT, Draft, Sequence, Span, Step, Tree

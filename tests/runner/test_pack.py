@@ -8,7 +8,8 @@ from specdec.config import SamplingParams
 from specdec.history import History
 from specdec.kv.blocks import BlockAllocator, BlockTable
 from specdec.metrics.stats import Stats
-from specdec.runner.pack import pack
+from specdec.models.base import Batch
+from specdec.runner.pack import lay_out
 from specdec.types import ROOT, Draft, Sequence, Span, Step, TokenLogprob, Tree
 
 
@@ -17,6 +18,11 @@ def sequence(allocator: BlockAllocator, tokens: list[int]) -> Sequence:
     table.reserve(len(tokens) + 16)
     n = len(tokens)
     return Sequence(0, tokens, n, SamplingParams(), 0, 100, frozenset(), table, History.of(tokens, n), Stats())
+
+
+def pack(step: Step) -> tuple[Batch, tuple[slice, ...], tuple[slice, ...]]:
+    lines, verified, scoring = lay_out(step)
+    return Batch.of(lines.pack(), torch.device("cpu")), verified, scoring
 
 
 @st.composite
@@ -43,7 +49,7 @@ def test_every_row_sees_exactly_its_own_past(shapes) -> None:
                 path.append(tree.tokens[at])
                 at = tree.parents[at]
             contexts.append(s.tokens + path[::-1])
-    batch, rows, _ = pack(Step(tuple(spans)), torch.device("cpu"))
+    batch, rows, _ = pack(Step(tuple(spans)))
     r = batch.rows
 
     # Pretend that all keys are token ids: first what earlier passes left, then what this one writes.
@@ -69,18 +75,18 @@ def test_rows_that_score_a_prompt_are_wanted_once() -> None:
     s = sequence(BlockAllocator(8), list(range(20)))
     s.params = SamplingParams(prompt_logprobs=0)
     for start, stop, scored in ((0, 8, range(1, 9)), (8, 20, range(9, 20))):
-        batch, rows, scoring = pack(Step((Span(s, start, stop),)), torch.device("cpu"))
+        batch, rows, scoring = pack(Step((Span(s, start, stop),)))
         assert (batch.wanted[scoring[0]] + start + 1).tolist() == list(scored)
         assert (batch.wanted[rows[0]] + start).tolist() == ([19] if stop == 20 else [])
         s.prompt_logprobs += [TokenLogprob(0, 0.0)] * len(scored)
-    batch, rows, scoring = pack(Step((Span(s, 0, 20),)), torch.device("cpu"))
+    batch, rows, scoring = pack(Step((Span(s, 0, 20),)))
     assert len(batch.wanted) == 1
 
 
 def test_an_unfinished_prompt_wants_no_logits() -> None:
     """Rows of a prompt that goes on later cost no output head."""
     s = sequence(BlockAllocator(8), list(range(20)))
-    batch, rows, _ = pack(Step((Span(s, 0, 8),)), torch.device("cpu"))
+    batch, rows, _ = pack(Step((Span(s, 0, 8),)))
     assert batch.wanted.numel() == 0
     assert rows == (slice(0, 0),)
     assert batch.rows.path.shape == (8, 0)

@@ -8,6 +8,7 @@ unless an implementation says otherwise; M is a number of rows, d and N and K ar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
@@ -80,6 +81,27 @@ class Rows:
 
     def __len__(self) -> int:
         return self.slot.shape[0]
+
+
+@dataclass(slots=True)
+class PlainRows:
+    """The rows of a pass as plain integers, from which tensors or the addresses of a native pass follow.
+
+    Between two passes over a model's weights nothing is left in a cache, and to make a tensor then takes longer than to list
+    a dozen rows: so there are two arrays, one for each width of integer.
+    """
+
+    wide: array[int]
+    """64 bits: tokens, positions and context lengths [M], wanted rows [W] (``models.base.Batch``)"""
+    narrow: array[int]
+    """32 bits: sequence, slot, prefix, n_path [M], tables [S, B], path [M, P] (``Rows``)"""
+    n_rows: int
+    n_wanted: int
+    n_tables: int
+    table_width: int
+    path_width: int
+    longest: int
+    """The largest of the context lengths."""
 
 
 class Draw(NamedTuple):

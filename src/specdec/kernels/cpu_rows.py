@@ -5,9 +5,9 @@ Only what would read or write outside a tensor is checked, once per call; the C 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -193,14 +193,14 @@ class RowOps(Kernels):
 
     def draw_rows(self, logits: Tensor, draws: Many[Draw]) -> list[int]:
         rows, n = _check("logits", logits, torch.float32).shape
-        integers = np.array([draw[:4] for draw in draws], np.int64).reshape(-1, 4)
-        reals = np.array([draw[4:] for draw in draws], np.float64).reshape(-1, 3)
-        if not ((integers[:, 0] >= 0) & (integers[:, 0] < rows)).all():
-            raise ValueError(f"draws must name rows of the {rows} that there are, got {integers[:, 0].tolist()}")
-        tokens = np.empty(len(draws), np.int64)
-        self._draw_rows(
-            logits.data_ptr(), n, len(draws), integers.ctypes.data, reals.ctypes.data, tokens.ctypes.data
-        )  # fmt: skip
+        if not all(0 <= draw[0] < rows for draw in draws):
+            raise ValueError(f"draws must name rows of the {rows} that there are, got {[draw.row for draw in draws]}")
+        # Arrays of Python's own: numpy's and their addresses take ten times as long when nothing of them is in a cache.
+        integers = array("q", [x for draw in draws for x in draw[:4]])
+        reals = array("d", [x for draw in draws for x in draw[4:]])
+        tokens = array("q", bytes(8 * len(draws)))
+        where = integers.buffer_info()[0], reals.buffer_info()[0], tokens.buffer_info()[0]
+        self._draw_rows(logits.data_ptr(), n, len(draws), *where)
         return tokens.tolist()
 
     def candidates(

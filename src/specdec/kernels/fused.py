@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,10 @@ class NativePass(ctypes.Structure):
     )
 
 
+_NO_HEAD = (0,) * (len(NativePass._fields_) - [field[0] for field in NativePass._fields_].index("inputs"))
+"""The last fields of a pass that starts from embeddings."""
+
+
 class FusedDecoder:
     """The native pass over some weights. Calls may come from several threads at once."""
 
@@ -131,7 +136,9 @@ class FusedDecoder:
         self._layers = len(weights.layers)
         self._d, self._vocab_size = weights.norm.shape[0], weights.head.n
         self._kv = weights.kv_heads, weights.head_dim
-        self._decoder, self._alive = native_decoder(weights)
+        decoder, alive = native_decoder(weights)
+        self._decoder_at = ctypes.addressof(decoder)
+        self._alive = decoder, alive
         self._logits = Scratch()
 
     def __call__(
@@ -146,7 +153,7 @@ class FusedDecoder:
         values: Tensor,
         taps: Collection[int],
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run the rows.
+        """Run rows that are tensors.
 
         Args:
             tokens: int64 [M].
@@ -165,42 +172,53 @@ class FusedDecoder:
             MemoryError: there is none for the activations.
         """
         n_rows, n_wanted = len(tokens), len(wanted)
-        self._check(rows, tokens=tokens, cos=cos, sin=sin, angles=angles, wanted=wanted, keys=keys, values=values)
-        logits = self._logits.rows(n_wanted, self._vocab_size)
-        tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
-        places = (POINTER * self._layers)(*(_address(tapped.get(i)) for i in range(self._layers))) if tapped else None
-        run = NativePass(
+        check_rows(rows)
+        for name, x, n in (("tokens", tokens, len(rows)), ("wanted", wanted, n_wanted), ("angles", angles, len(rows))):
+            _check(name, x, torch.int64, (n,))
+        self.check_held(cos=cos, sin=sin, keys=keys, values=values)
+        inputs = (
             tokens.data_ptr(), wanted.data_ptr(), cos.data_ptr(), sin.data_ptr(), angles.data_ptr(), cos.shape[0], n_rows,
             n_wanted, rows.tables.data_ptr(), rows.sequence.data_ptr(), rows.slot.data_ptr(), rows.prefix.data_ptr(),
             rows.path.data_ptr(), rows.n_path.data_ptr(), *rows.tables.shape, rows.path.shape[1], keys.data_ptr(),
-            values.data_ptr(), keys.shape[1], codec.KINDS[keys.dtype], logits.data_ptr(),
-            places and ctypes.addressof(places),
+            values.data_ptr(), keys.shape[1], codec.KINDS[keys.dtype],
         )  # fmt: skip
-        raise_for(self._run(ctypes.addressof(self._decoder), ctypes.addressof(run)))
+        return self.run(inputs, n_rows, n_wanted, taps)
+
+    def run(
+        self, inputs: tuple[int, ...], n_rows: int, n_wanted: int, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """As a call, after the checks of everything that would make the native code read or write outside a tensor; values of
+        integers it checks itself.
+
+        Args:
+            inputs: the fields of ``NativePass`` down to ``kind``.
+        """
+        logits = self._logits.rows(n_wanted, self._vocab_size)
+        tapped = {tap: torch.empty(n_rows, self._d) for tap in taps}
+        places = array("Q", bytes(8 * self._layers if tapped else 0))
+        for tap, x in tapped.items():
+            places[tap] = x.data_ptr()
+        # All fields of a NativePass have eight bytes, and to build one takes three times as long.
+        run = array("Q", (*inputs, logits.data_ptr(), places.buffer_info()[0] if tapped else 0, *_NO_HEAD))
+        raise_for(self._run(self._decoder_at, run.buffer_info()[0]))
         return logits, tapped
 
-    def _check(self, rows: Rows, **given: Tensor) -> None:
-        """Everything that would make the native code read or write outside a tensor; values of integers it checks itself."""
-        check_rows(rows)
-        m, (kv_heads, hd) = len(rows), self._kv
-        cos, keys = given["cos"], given["keys"]
+    def check_held(self, *, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Raise ValueError where the native code would read or write outside what many passes share."""
+        kv_heads, hd = self._kv
         pool, dtype = (self._layers, keys.shape[1], kv_heads), keys.dtype if keys.dtype in codec.KINDS else torch.float32
         of_keys, of_values = codec.block_shapes(dtype, hd)
-        expected = {
-            "tokens": (torch.int64, (m,)),
-            "wanted": (torch.int64, (len(given["wanted"]),)),
-            "cos": (torch.float32, (cos.shape[0], hd // 2)),
-            "sin": (torch.float32, tuple(cos.shape)),
-            "angles": (torch.int64, (m,)),
-            "keys": (dtype, (*pool, *of_keys)),
-            "values": (dtype, (*pool, *of_values)),
-        }
-        for name, (dtype, shape) in expected.items():
-            x = given[name]
-            if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
-                raise ValueError(
-                    f"{name} must be contiguous {dtype} {list(shape)} on the CPU, got {x.dtype} {list(x.shape)} on {x.device}"
-                )
+        _check("cos", cos, torch.float32, (cos.shape[0], hd // 2))
+        _check("sin", sin, torch.float32, tuple(cos.shape))
+        _check("keys", keys, dtype, (*pool, *of_keys))
+        _check("values", values, dtype, (*pool, *of_values))
+
+
+def _check(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if x.shape != shape or x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
+        raise ValueError(
+            f"{name} must be contiguous {dtype} {list(shape)} on the CPU, got {x.dtype} {list(x.shape)} on {x.device}"
+        )
 
 
 def native_decoder(weights: DecoderWeights) -> tuple[NativeDecoder, list[Any]]:

@@ -11,8 +11,6 @@ import math
 import mmap
 import sys
 import time
-import weakref
-from collections.abc import Callable
 from threading import Lock
 
 import numpy as np
@@ -55,6 +53,10 @@ def _map(size: int) -> Tensor:
     return whole[start : start + size]
 
 
+_OWN = 2
+"""References to an array that nobody holds but a ``Scratch``: its own, and that of the call that counts them."""
+
+
 class Scratch:
     """Memory for an array that every pass makes anew: the same again, unless somebody still holds what was made in it.
 
@@ -65,8 +67,8 @@ class Scratch:
     def __init__(self) -> None:
         self._lock = Lock()
         self._memory: NDArray[np.float32] = np.empty(0, np.float32)
-        self._made: Callable[[], object] = lambda: None
-        """What was made last, if anybody holds it still."""
+        self._made: NDArray[np.float32] = self._memory.reshape(0, 0)
+        """What was made last, for the next pass of as many rows."""
 
     def rows(self, n: int, width: int) -> Tensor:
         """[n, width] float32, filled with anything."""
@@ -74,12 +76,13 @@ class Scratch:
         if 4 * size > CHUNK:
             return torch.empty(n, width)  # of a long text, every row of which is wanted: seldom, and much to keep
         with self._lock:
-            if size > len(self._memory) or self._made() is not None:
-                self._memory = _map(4 * max(size, len(self._memory))).view(torch.float32).numpy()
             # A tensor holds the array that it was made of, and so does all that is made of the tensor.
-            made = self._memory[:size].reshape(n, width)
-            self._made = weakref.ref(made)
-            return torch.from_numpy(made)
+            held = sys.getrefcount(self._made) > _OWN
+            if held or size > len(self._memory):
+                self._memory = _map(4 * max(size, len(self._memory))).view(torch.float32).numpy()
+            if held or self._made.shape != (n, width):
+                self._made = self._memory[:size].reshape(n, width)
+            return torch.from_numpy(self._made)
 
 
 def give_back() -> None:

@@ -161,7 +161,8 @@ class BlockTable:
         Raises:
             OutOfBlocks: the pool has too few free blocks; the table is unchanged.
         """
-        self.blocks += self._allocator.take(self.missing(n_slots))
+        if n := self.missing(n_slots):
+            self.blocks += self._allocator.take(n)
 
     def truncate(self, n_slots: int) -> None:
         """Give back the blocks past the first ``n_slots`` slots."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from specdec.attention.base import Attention
 from specdec.config import Precision
-from specdec.kernels.base import Rows
+from specdec.kernels.base import PlainRows, Rows
+
+Result: TypeAlias = tuple[Tensor, dict[int, Tensor]]
+"""Logits [W, V] float32 of the wanted rows, and for each tapped layer its states [M, d] of every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,18 @@ class Batch:
     """int64 [W] rows whose logits are wanted, increasing"""
     longest: int | None = None
     """The largest of ``lengths``, where the host knows it without asking the device"""
+
+    @classmethod
+    def of(cls, rows: PlainRows, device: torch.device) -> Batch:
+        """The same as tensors, by one copy to the device for each width of integer."""
+        n, s = rows.n_rows, rows.n_tables
+        sizes = [n, n, n, n, s * rows.table_width, n * rows.path_width]
+        narrow = torch.frombuffer(rows.narrow, dtype=torch.int32).to(device)
+        sequence, slot, prefix, n_path, tables, path = torch.split(narrow, sizes)
+        wide = torch.frombuffer(rows.wide, dtype=torch.int64).to(device)
+        tokens, positions, lengths, wanted = torch.split(wide, [n, n, n, rows.n_wanted])
+        tables, path = tables.view(s, rows.table_width), path.view(n, rows.path_width)
+        return cls(tokens, positions, lengths, Rows(tables, sequence, slot, prefix, path, n_path), wanted, rows.longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +86,20 @@ class Model(ABC):
         other.kv_dtype = kv_dtype
         return other
 
+    def bind(self, attention: Attention, taps: Collection[int] = ()) -> Callable[[PlainRows], Result]:
+        """``forward`` over one attention, with the same taps each time, for rows as plain integers.
+
+        The logits that it gives last until the next call.
+        """
+
+        @torch.inference_mode()
+        def run(rows: PlainRows) -> Result:
+            return self.forward(Batch.of(rows, self.device), attention, taps)
+
+        return run
+
     @abstractmethod
-    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> Result:
         """Run the rows.
 
         Returns:

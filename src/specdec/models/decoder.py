@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specdec.attention.base import Attention
 from specdec.config import Precision
-from specdec.kernels.base import Kernels
+from specdec.kernels.base import Kernels, PlainRows
 from specdec.kernels.fused import DecoderWeights, LayerWeights
+from specdec.kernels.pool_pass import PoolPass
 from specdec.models.architecture import Architecture
-from specdec.models.base import Batch, Model, Shape
+from specdec.models.base import Batch, Model, Result, Shape
 from specdec.models.layers import RotaryTable
 from specdec.quant.linear import Embedding, Linear
 
@@ -87,10 +88,23 @@ class Decoder(Model):
         products = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         return sum(m.n_bytes for m in {*products, self.head, self.embedding.weight})  # a tied head counts once
 
-    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+    def bind(self, attention: Attention, taps: Collection[int] = ()) -> Callable[[PlainRows], Result]:
+        general, pool = super().bind(attention, taps), attention.native_pool
+        if not (self._fused and pool):
+            return general
+        self._check_taps(taps)
+        run, rotary = PoolPass(self._fused, pool.keys, pool.values, taps), self._rotary
+
+        def native(rows: PlainRows) -> Result:
+            """Without a tensor where the pass allows it: each costs as much as listing the rows did."""
+            angles = rotary.whole(rows.longest)
+            return general(rows) if angles is None else run(rows, *angles)
+
+        return native
+
+    def forward(self, batch: Batch, attention: Attention, taps: Collection[int] = ()) -> Result:
         a, rms_norm = self.architecture, self.kernels.rms_norm
-        if unknown := set(taps) - set(range(a.n_layers)):
-            raise ValueError(f"taps {sorted(unknown)} are not layers of this model, which has layers 0 to {a.n_layers - 1}")
+        self._check_taps(taps)
         if self._fused and (pool := attention.native_pool):
             tables = self._rotary.tables(batch.positions, batch.lengths, batch.longest)
             return self._fused(batch.tokens, *tables, batch.rows, batch.wanted, pool.keys, pool.values, taps)
@@ -115,6 +129,11 @@ class Decoder(Model):
         if not len(x):
             return x.new_empty(0, a.vocab_size), tapped
         return self.head(rms_norm(x, self.norm, a.rms_eps)), tapped
+
+    def _check_taps(self, taps: Collection[int]) -> None:
+        n = self.architecture.n_layers
+        if unknown := set(taps) - set(range(n)):
+            raise ValueError(f"taps {sorted(unknown)} are not layers of this model, which has layers 0 to {n - 1}")
 
     def _heads(self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """qkv [M, H + 2 KV, hd] -> rotated q [M, H, hd], rotated k and v [M, KV, hd]."""

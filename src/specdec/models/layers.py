@@ -147,10 +147,18 @@ class RotaryTable:
         Args:
             longest: the largest of ``lengths``, or None where that is not known.
         """
-        if longest is None or (self._border is not None and longest > self._border):
+        whole = None if longest is None else self.whole(longest)
+        if whole is None:
             return *self(positions, lengths), torch.arange(len(positions), device=self.device)
+        return *whole, positions
+
+    def whole(self, longest: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [A, dim / 2] by position, for rows whose ``lengths`` are at most ``longest``; the same tensors each
+        time, until longer contexts come. None where so long a context has frequencies of its own."""
+        if self._border is not None and longest > self._border:
+            return None
         self._short.reach(longest)
-        return self._short.cos, self._short.sin, positions
+        return self._short.cos, self._short.sin
 
     def _by_length(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Every length has its own frequencies: each row is copied out of the chunk of its length and position."""
@@ -181,6 +189,8 @@ class _Table:
         self.frequency = frequency.to(device)
         self.scale = rope.attention_factor
         self.cos = self.sin = torch.empty(0, len(frequency), device=device)
+        self.reached = 0
+        """Positions that it holds."""
         if device.type != "cpu":
             self._grow(-(-rope.context // _CHUNK))
 
@@ -191,13 +201,14 @@ class _Table:
 
     def reach(self, n: int) -> None:
         """Hold positions below n, at least."""
-        if n > len(self.cos):
-            self._grow(max(-(-n // _CHUNK), 2 * len(self.cos) // _CHUNK))
+        if n > self.reached:
+            self._grow(max(-(-n // _CHUNK), 2 * self.reached // _CHUNK))
 
     def _grow(self, n_chunks: int) -> None:
-        new = [_angles(self.frequency, chunk, self.scale) for chunk in range(len(self.cos) // _CHUNK, n_chunks)]
+        new = [_angles(self.frequency, chunk, self.scale) for chunk in range(self.reached // _CHUNK, n_chunks)]
         self.cos = torch.cat((self.cos, *(cos for cos, _ in new)))
         self.sin = torch.cat((self.sin, *(sin for _, sin in new)))
+        self.reached = n_chunks * _CHUNK
 
 
 def _angles(frequency: Tensor, chunk: int, scale: float) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from specdec.attention.base import Attention
 from specdec.kernels.base import Rows
-from specdec.models.base import Batch, Model
+from specdec.models.base import Batch, Model, Result
 from specdec.runner.pack import Lines
-from specdec.runner.runner import Result, Runner
+from specdec.runner.runner import Runner
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of recorded passes."""
@@ -68,7 +68,7 @@ class RecordedRunner(Runner):
     def run(self, lines: Lines) -> Result:
         if len(lines) > ROWS[-1]:
             return super().run(lines)
-        batch = lines.batch(torch.device("cpu"))
+        batch = Batch.of(lines.pack(), torch.device("cpu"))
         recorded = self._pass(len(lines), batch.rows.tables.shape[1])
         recorded.fill(batch)
         if recorded.replay is None:

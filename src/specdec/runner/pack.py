@@ -1,4 +1,4 @@
-"""From a step to the flat tensors of one pass.
+"""From a step to the flat rows of one pass.
 
 The pending token and the nodes of a draft are rows like any other. A row's slot is its place in the sequence's block
 table: committed tokens lie at their position, node i of a draft at the slot that follows them, plus i. What a row sees is
@@ -7,14 +7,11 @@ a list of slots in order of position, so the model and the attention need not kn
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
-import numpy as np
-import torch
-
-from specdec.kernels.base import Rows
-from specdec.models.base import Batch
+from specdec.kernels.base import PlainRows
 from specdec.tree import ancestors
 from specdec.types import Sequence, Step
 
@@ -74,38 +71,26 @@ class Lines:
         self.lengths += [max(self._sequence.n_prompt, position + 1) for position in new]
         self.owner += [len(self.tables) - 1] * len(new)
 
-    def batch(self, device: torch.device) -> Batch:
-        """The same as tensors."""
-        width = max(map(len, self.path))
-        longest_table = max(map(len, self.tables))
-        n, s, w = len(self.tokens), len(self.tables), len(self.wanted)
-        # One array for each width of integer, and one copy to the device: a tensor made on its own costs as much as all
-        # of these.
-        wide = torch.from_numpy(np.array(self.tokens + self.positions + self.lengths + self.wanted, np.int64)).to(device)
-        entries: list[int] = self.owner + self.slot + self.prefix + [len(p) for p in self.path]
+    def pack(self) -> PlainRows:
+        """The same, one after the other."""
+        n_path, longest_table = list(map(len, self.path)), max(map(len, self.tables))
+        entries = self.owner + self.slot + self.prefix + n_path
         for blocks in self.tables:
             entries += blocks
             entries += [0] * (longest_table - len(blocks))
+        width = max(n_path)
         if width:
-            for p in self.path:
-                entries += p
-                entries += [-1] * (width - len(p))
-        small = torch.from_numpy(np.array(entries, np.int32)).to(device)
-        wides = torch.split(wide, [n, n, n, w])
-        narrows = torch.split(small, [n, n, n, n, s * longest_table, n * width])
-        return Batch(
-            tokens=wides[0],
-            positions=wides[1],
-            lengths=wides[2],
-            rows=Rows(
-                sequence=narrows[0],
-                slot=narrows[1],
-                prefix=narrows[2],
-                n_path=narrows[3],
-                tables=narrows[4].view(s, longest_table),
-                path=narrows[5].view(n, width),
-            ),
-            wanted=wides[3],
+            for path in self.path:
+                entries += path
+                entries += [-1] * (width - len(path))
+        return PlainRows(
+            array("q", self.tokens + self.positions + self.lengths + self.wanted),
+            array("i", entries),
+            n_rows=len(self.tokens),
+            n_wanted=len(self.wanted),
+            n_tables=len(self.tables),
+            table_width=longest_table,
+            path_width=width,
             longest=max(self.lengths),
         )
 
@@ -119,7 +104,7 @@ def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
     lines = Lines()
     verified: list[slice] = []
     scoring: list[slice] = []
-    for span in step:
+    for span in step.spans:
         sequence, start, stop, tree = span.sequence, span.start, span.stop, span.draft.tree
         sequence.table.check_writable(start, stop + len(tree))
         first_row, scored = len(lines), len(lines.wanted)
@@ -131,11 +116,6 @@ def lay_out(step: Step) -> tuple[Lines, tuple[slice, ...], tuple[slice, ...]]:
         verified.append(slice(first, len(lines.wanted)))
         lines.begin(sequence)
         lines.committed(start, stop)
-        lines.drafted(tree.tokens, ([stop + node for node in nodes] for nodes in ancestors(tree)))
+        if tree.tokens:
+            lines.drafted(tree.tokens, [[stop + node for node in nodes] for nodes in ancestors(tree)])
     return lines, tuple(verified), tuple(scoring)
-
-
-def pack(step: Step, device: torch.device) -> tuple[Batch, tuple[slice, ...], tuple[slice, ...]]:
-    """``lay_out``, the lines as tensors."""
-    lines, verified, scoring = lay_out(step)
-    return lines.batch(device), verified, scoring

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.attention.base import Attention
-from specdec.models.base import Model
+from specdec.models.base import Model, Result
 from specdec.runner.pack import Lines, lay_out
 from specdec.types import Forward, Step
-
-Result = tuple[Tensor, dict[int, Tensor]]
-"""Logits of the wanted rows, and taps."""
 
 
 class Runner:
@@ -23,6 +20,7 @@ class Runner:
         self.model = model
         self._attention = attention
         self._taps = taps
+        self._bound = model.bind(attention, taps)
 
     def forward(self, step: Step) -> Forward:
         """Run all rows of a step in one pass; keys and values of every row are in the pool afterwards.
@@ -33,10 +31,9 @@ class Runner:
         logits, taps = self.run(lines)
         return Forward(to_host(logits), rows, prompt_rows, taps)
 
-    @torch.inference_mode()
     def run(self, lines: Lines) -> Result:
         """Run rows that need not be those of a step; all stays where the model is. The logits last until the next pass."""
-        return self.model.forward(lines.batch(self.model.device), self._attention, self._taps)
+        return self._bound(lines.pack())
 
 
 def to_host(x: Tensor) -> Tensor:

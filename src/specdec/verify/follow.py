@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specdec.sampling import SamplingError
-from specdec.tree import children
 from specdec.types import ROOT, Draft, Tree, Verdict
 from specdec.verify.base import Chance, Law
 
@@ -21,7 +20,7 @@ def follow(tree: Tree, pick: Callable[[int, tuple[int, ...]], int]) -> Verdict:
         SamplingError: no token can be picked after the pending one. Where that happens further down, the walk ends before
             it, and the error is met again if plain decoding would get there: an end token may come first.
     """
-    below = children(tree)
+    below = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     node = ROOT
     path: list[int] = []
     tokens: tuple[int, ...] = ()
@@ -32,9 +31,9 @@ def follow(tree: Tree, pick: Callable[[int, tuple[int, ...]], int]) -> Verdict:
             if not path:
                 raise
             return Verdict(tuple(path[:-1]), tokens[-1])
-        if token not in below[node]:
+        if (node, token) not in below:
             return Verdict(tuple(path), token)
-        node = below[node][token]
+        node = below[node, token]
         path.append(node)
         tokens = (*tokens, token)
 
