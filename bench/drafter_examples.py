@@ -7,7 +7,6 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from rule_examples import Part, number, table
 
@@ -117,7 +116,7 @@ def _suffix_tree(results: Path) -> str:
 def _recycling(results: Path) -> str:
     """How a token's first successor fares that goes on being right, and then is wrong."""
     matrix = Matrix(SpeculationConfig().recycling_successors)
-    matrix.enter([0], np.arange(1, 9)[None])
+    matrix.enter([0], [list(range(1, 9))])
     rows = []
     for told in ("nothing yet", "the first one", "the first one", "the second one", "none of them", "none of them"):
         if told != "nothing yet":

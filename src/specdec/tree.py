@@ -68,15 +68,16 @@ def prune(draft: Draft, kept: Collection[int]) -> Draft:
     if draft.q is not None:
         raise ValueError("a sampled draft cannot be pruned: its nodes were drawn to be verified, ask for fewer instead")
     tree = draft.tree
+    nodes, parents = sorted(kept), list[int]()
     place = {ROOT: ROOT}  # node -> its place among those kept
-    for node in sorted(kept):
-        if tree.parents[node] not in place:
+    for i, node in enumerate(nodes):
+        parent = place.get(tree.parents[node])
+        if parent is None:
             raise ValueError(f"node {node} is kept, but its parent {tree.parents[node]} is not")
-        place[node] = len(place) - 1
-    del place[ROOT]
-    parents = (tree.parents[node] for node in place)
+        place[node] = i
+        parents.append(parent)
     return Draft(
-        Tree(tuple(tree.tokens[node] for node in place), tuple(place.get(parent, ROOT) for parent in parents)),
-        tuple(draft.sources[node] for node in place),
-        estimates=tuple(draft.estimates[node] for node in place) if draft.estimates else (),
+        Tree(tuple([tree.tokens[node] for node in nodes]), tuple(parents)),
+        tuple([draft.sources[node] for node in nodes]),
+        estimates=tuple([draft.estimates[node] for node in nodes]) if draft.estimates else (),
     )

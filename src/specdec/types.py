@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import lt
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -39,12 +40,19 @@ class Tree:
     parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.parents):
-            raise ValueError(
-                f"a tree needs one parent per token, got {len(self.tokens)} tokens and {len(self.parents)} parents"
-            )
+        tokens, parents = self.tokens, self.parents
+        n = len(tokens)
+        if n != len(parents):
+            raise ValueError(f"a tree needs one parent per token, got {n} tokens and {len(parents)} parents")
+        # Several trees are made for every pass: what is in order, as nearly all are, is seen to be so at once.
+        if (
+            len(set(zip(parents, tokens, strict=True))) == n
+            and all(map(lt, parents, range(n)))
+            and min(parents, default=0) >= ROOT
+        ):
+            return
         seen: set[tuple[int, int]] = set()
-        for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True)):
+        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
             if not ROOT <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: a parent must be {ROOT} or an earlier node")
             if (parent, token) in seen:
@@ -71,17 +79,22 @@ class Draft:
     """Nodes in the order in which they were drawn, one that was drawn again once more; empty: each once, in order."""
 
     def __post_init__(self) -> None:
-        if len(self.sources) != len(self.tree):
-            raise ValueError(f"a draft needs one source per node, got {len(self.sources)} for {len(self.tree)} nodes")
-        if self.estimates and len(self.estimates) != len(self.tree):
-            raise ValueError(f"a draft needs an estimate per node or none, got {len(self.estimates)} for {len(self.tree)}")
-        if self.draws and list(dict.fromkeys(self.draws)) != list(range(len(self.tree))):
-            raise ValueError(f"draws must name each of {len(self.tree)} nodes, for the first time in order, got {self.draws}")
-        if self.q is not None and len(self.q) != (len(self.draws) or len(self.tree)):
-            raise ValueError(f"a sampled draft needs a row of q per draw, got {len(self.q)} for {self.draws or len(self.tree)}")
+        n = len(self.tree.tokens)
+        if len(self.sources) != n:
+            raise ValueError(f"a draft needs one source per node, got {len(self.sources)} for {n} nodes")
+        if self.estimates and len(self.estimates) != n:
+            raise ValueError(f"a draft needs an estimate per node or none, got {len(self.estimates)} for {n}")
+        if self.draws and list(dict.fromkeys(self.draws)) != list(range(n)):
+            raise ValueError(f"draws must name each of {n} nodes, for the first time in order, got {self.draws}")
+        if self.q is not None and len(self.q) != (len(self.draws) or n):
+            raise ValueError(f"a sampled draft needs a row of q per draw, got {len(self.q)} for {self.draws or n}")
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.tree.tokens)
+
+
+NO_DRAFT = Draft()
+"""Plain decoding."""
 
 
 class Stopper(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 
-import numpy as np
 import pytest
 from drafting import paths, propose, run_pass, sequence
 from hypothesis import example, given
@@ -133,9 +133,9 @@ def test_the_native_search_finds_what_the_stated_one_does(
 ) -> None:
     """To the last bit, in texts with gaps, beyond the most places and occurrences, from any start."""
     edge = [GAP] * max(config.suffix_depth, len(tail))
-    array = np.array([*edge, *text, *edge], np.int32)
-    asked = np.array(tail, np.int32), config.suffix_min_match, budget, frozenset(end_tokens), len(edge) + start
-    assert make_search(config)(array, *asked) == likeliest(config, array, *asked)
+    whole = array("i", [*edge, *text, *edge])
+    asked = array("i", tail), config.suffix_min_match, budget, frozenset(end_tokens), len(edge) + start
+    assert make_search(config)(whole, *asked) == likeliest(config, whole, *asked)
 
 
 @pytest.mark.skipif(kernels.native_tails() is None, reason="the native library is not built")
@@ -143,16 +143,16 @@ def test_a_single_place_is_found_wherever_it_lies_and_from_no_start_behind_it() 
     """Also across the borders of the stretches in which the native search goes."""
     config = SpeculationConfig()
     edge = [GAP] * config.suffix_depth
-    tail, search = np.array([2, 3], np.int32), make_search(config)
+    tail, search = array("i", [2, 3]), make_search(config)
     for at in range(140):
         text = [0] * 143
         text[at : at + 2] = 2, 3
-        array = np.array([*edge, *text, *edge], np.int32)
+        whole = array("i", [*edge, *text, *edge])
         behind = len(edge) + at + 2
         for start, found in ((0, True), (behind, True), (behind + 1, False)):
             asked = tail, 2, 4, frozenset[int](), start
-            draft = search(array, *asked)
-            assert draft == likeliest(config, array, *asked)
+            draft = search(whole, *asked)
+            assert draft == likeliest(config, whole, *asked)
             assert bool(draft and draft[0]) == found, (at, start)
 
 

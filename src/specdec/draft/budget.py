@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdec.draft.base import Drafter
 from specdec.draft.chances import Chances, Kind
@@ -20,7 +20,7 @@ from specdec.draft.merge import Merge, overlay
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
 from specdec.tree import depths, main_path, prune
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Verdict
+from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Step, Verdict
 
 
 @dataclass(slots=True)
@@ -31,9 +31,11 @@ class _Plan:
     depth: list[int]
     kinds: list[Kind]
     chances: list[float]
-    asked: dict[str, bool] = field(default_factory=dict)
+    asked: dict[str, bool]
     """Drafters, and whether each was asked behind a good draft of others."""
-    kept: list[int] = field(default_factory=list)
+    fixed: bool
+    """Is what is verified decided beforehand, and not by what it costs?"""
+    kept: list[int]
     """Nodes that are verified."""
     expected: float = 1.0
     """Tokens that the pass is expected to emit for this sequence."""
@@ -41,8 +43,6 @@ class _Plan:
     """Seconds that a token takes in plain decoding."""
     per_row: float = 0.0
     """Seconds that a verified node adds to the pass."""
-    fixed: bool = False
-    """Is what is verified decided beforehand, and not by what it costs?"""
 
 
 class Budget:
@@ -94,9 +94,10 @@ class Budget:
         self._asked, self._plans = {}, {}
         worth = None
         if not self._by_chance:
-            limits = [0 if self._gates.rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
+            rests = self._gates.rests
+            limits = [0 if rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
             if not any(limits):
-                return [Draft()] * len(sequences)
+                return [NO_DRAFT] * len(sequences)
             worth = self._worth(len(sequences), rows)
         ask = functools.partial(self._ask, worth)
         started = self._clock()
@@ -111,9 +112,9 @@ class Budget:
         if not self._asked:
             return proposed
         asked = self._clock()
-        at = {i: self._plan(s, proposed[i]) for i, s in enumerate(sequences) if s.id in self._asked}
-        self._plans = {sequences[i].id: plan for i, plan in at.items()}
-        plans = list(at.values())
+        at = [i for i, sequence in enumerate(sequences) if sequence.id in self._asked]
+        plans = [self._plan(sequences[i], proposed[i]) for i in at]
+        self._plans = {sequences[i].id: plan for i, plan in zip(at, plans, strict=True)}
         plain = self.costs.seconds(len(sequences))
         kept = self._choose(plans, len(sequences), rows, asked - started)
         self._settle(plans, kept, rows, (self._host + plain) / len(sequences))
@@ -143,23 +144,27 @@ class Budget:
             worth: as ``Drafter.weigh`` takes it; None where costs play no part.
             found: tokens of the drafts so far that are expected to be accepted.
         """
-        name = drafter.name
-        drafts = [Draft()] * len(sequences)
-        askers = [
-            i
-            for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True))
-            if limit > 0
-            and _allowed(sequence, name)
-            and (self._fixed(sequence) or self._gates.opens(sequence, drafter, found[i] >= GOOD))
-        ]
+        name, opens = drafter.name, self._gates.opens
+        askers: list[int] = []
+        unread: list[Sequence] = []
+        n_unread = 0
+        for i, sequence in enumerate(sequences):
+            if limits[i] <= 0 or not _allowed(sequence, name):
+                continue
+            if self._fixed(sequence) or opens(sequence, drafter, found[i] >= GOOD):
+                askers.append(i)
+                if n := drafter.unread(sequence):
+                    unread.append(sequence)
+                    n_unread += n
+        drafts = [NO_DRAFT] * len(sequences)
         if not askers:
             return drafts
         if worth:
             drafter.weigh(*worth)
-        if unread := {i: n for i in askers if (n := drafter.unread(sequences[i]))}:
+        if unread:
             started = self._clock()
-            drafter.read([sequences[i] for i in unread])
-            self._gates.read(name, (self._clock() - started) / sum(unread.values()))
+            drafter.read(unread)
+            self._gates.read(name, (self._clock() - started) / n_unread)
         started = self._clock()
         proposed = drafter.propose([sequences[i] for i in askers], [limits[i] for i in askers])
         self._gates.asked(name, (self._clock() - started) / len(askers))
@@ -173,7 +178,7 @@ class Budget:
     def _plan(self, sequence: Sequence, draft: Draft) -> _Plan:
         depth = depths(draft.tree)
         kinds, chances = self._chances.of(sequence.id, draft, depth)
-        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id], fixed=self._fixed(sequence))
+        return _Plan(draft, depth, kinds, chances, self._asked[sequence.id], self._fixed(sequence), [])
 
     def _fixed(self, sequence: Sequence) -> bool:
         return self._by_chance and not sequence.params.greedy

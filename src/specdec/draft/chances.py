@@ -67,7 +67,9 @@ class Chances:
         chances: list[float] = []
         if not len(draft):
             return kinds, chances
-        mine = self._known.setdefault(sequence_id, Record(MEMORY[1]))
+        mine = self._known.get(sequence_id)
+        if mine is None:
+            mine = self._known[sequence_id] = Record(MEMORY[1])
         estimates = draft.estimates
         for node, (parent, source) in enumerate(zip(draft.tree.parents, draft.sources, strict=True)):
             if estimates:

@@ -6,17 +6,18 @@ Stated here in NumPy; the native library does the same in a tenth of the time, a
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specdec import kernels
 from specdec.config import SpeculationConfig
 from specdec.types import ROOT
 
-Ints = NDArray[np.int32]
+Ints: TypeAlias = "array[int]"
+"""Of type "i". NumPy is not used for a text: only to ask one of its arrays where it lies takes as long as a search."""
 
 PLACES = 512
 """Most places, latest first, where the shortest tail stands that are compared with the longer ones; bounds a step's time."""
@@ -52,6 +53,10 @@ Search = Callable[[Ints, Ints, int, int, frozenset[int], int], Candidate]
 ``text`` has at least ``len(tail)`` gaps in front of it and ``suffix_depth`` behind. Only what stands at ``start`` or behind it
 is a continuation.
 """
+
+
+def gaps(n: int) -> Ints:
+    return array("i", [GAP]) * n
 
 
 def make_search(config: SpeculationConfig) -> Search:
@@ -97,15 +102,18 @@ def likeliest(
     return best
 
 
-def continuations(text: Ints, tail: Ints, min_match: int, width: int, start: int = 0) -> Iterator[tuple[int, list[list[int]]]]:
-    """Match length, and what followed the latest occurrences of that many last tokens of ``tail``, latest first.
+def continuations(
+    text_of: Ints, tail_of: Ints, min_match: int, width: int, start: int = 0
+) -> Iterator[tuple[int, list[list[int]]]]:
+    """Match length, and what followed the latest occurrences of that many last tokens of ``tail_of``, latest first.
 
     Lengths run from the longest one that occurs down to ``min_match``; of several with the same occurrences only the
-    longest is given. ``text`` has at least ``len(tail)`` gaps in front and ``width`` behind. A row ends at a gap.
+    longest is given. ``text_of`` has at least ``len(tail_of)`` gaps in front and ``width`` behind. A row ends at a gap.
     Continuations that begin before ``start`` are left out.
     """
-    if len(tail) < min_match:
+    if len(tail_of) < min_match:
         return
+    text, tail = np.frombuffer(text_of, np.int32), np.frombuffer(tail_of, np.int32)
     at = np.flatnonzero(text == tail[-1])
     for back in range(1, min_match):
         at = at[text[at - back] == tail[-1 - back]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from specdec.types import ROOT, Draft, Tree
+from specdec.types import NO_DRAFT, ROOT, Draft, Tree
 
 
 class Growth:
@@ -45,18 +45,21 @@ class Growth:
 
         Nodes that enough better ones would crowd out in the end, and their children with them, are left out.
         """
-        new = [node for node in self._ranked() if node >= self._grown and self.tokens[node] not in self._end_tokens]
-        self._grown = len(self.tokens)
-        return new[: self._width]
+        grown, tokens, end_tokens = self._grown, self.tokens, self._end_tokens
+        self._grown = len(tokens)
+        return [node for node in self._ranked() if node >= grown and tokens[node] not in end_tokens][: self._width]
 
     def draft(self, source: str) -> Draft:
         """The best nodes, most valuable first, so that of a draft cut short the best are kept."""
         ranked = self._ranked()
+        tokens, parents, values = self.tokens, self.parents, self.values
+        if not ranked:
+            return NO_DRAFT
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(ranked)}
-        tree = Tree(tuple(self.tokens[node] for node in ranked), tuple(place[self.parents[node]] for node in ranked))
-        return Draft(tree, (source,) * len(ranked), estimates=tuple(self.values[node] for node in ranked))
+        tree = Tree(tuple([tokens[node] for node in ranked]), tuple([place[parents[node]] for node in ranked]))
+        return Draft(tree, (source,) * len(ranked), estimates=tuple([values[node] for node in ranked]))
 
     def _ranked(self) -> list[int]:
         """The best nodes, at most ``limit``; of equals the earlier, so a parent always comes before its children."""
         values = self.values
-        return sorted(range(len(values)), key=lambda node: -values[node])[: self._limit]
+        return sorted(range(len(values)), key=values.__getitem__, reverse=True)[: self._limit]

@@ -7,6 +7,7 @@ all rows that were committed in it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -14,14 +15,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specdec.kernels.head_pass import States
 from specdec.types import Forward, Sequence, Step, Verdict
+
+Tip = tuple[States, int]
+"""A state: where it is, and which of them."""
 
 LOOSE = 512
 """Rows of others that passes may keep in memory for a sequence, if they are no more than its own, before its rows are copied
 out of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """Rows of one pass that belong to one sequence, not yet copied out of it: most are joined to features once, when they
     are used, and those of a drafter that is not asked perhaps never."""
@@ -29,11 +34,8 @@ class Piece:
     taps: tuple[Tensor, ...]
     """Per tap [M, d], of all rows of the pass."""
     rows: list[int]
-
-    @property
-    def n_others(self) -> int:
-        """Rows of the pass that are none of these."""
-        return len(self.taps[0]) - len(self.rows)
+    n_others: int = 0
+    """Rows of the pass that are none of these."""
 
     def join(self) -> Tensor:
         """[n, taps * d]"""
@@ -58,7 +60,7 @@ class Piece:
         Raises:
             ValueError: a tap is not contiguous float32 on the CPU.
         """
-        starts = []
+        starts: list[int] = []
         for tap in self.taps:
             if tap.dtype is not torch.float32 or not tap.is_contiguous() or not tap.is_cpu:
                 raise ValueError(f"hidden states must be contiguous float32 on the CPU, got {tap.dtype} on {tap.device}")
@@ -80,8 +82,8 @@ class Track:
     n_held: int = 0
     n_loose: int = 0
     """Rows of others in the passes that these are held with."""
-    tips: list[Tensor] = field(default_factory=list)
-    """What the drafter's modules gave for their last committed row, [d] each; modules that had no row yet are missing."""
+    tips: list[Tip] = field(default_factory=list)
+    """What the drafter's modules gave for their last committed row; modules that had no row yet are missing."""
 
     @property
     def stop(self) -> int:
@@ -101,8 +103,8 @@ class Track:
         last = self.held.pop()
         self.n_held -= 1
         if len(last.rows) > 1:
-            self.held.append(Piece(last.taps, last.rows[:-1]))
-        return Piece(last.taps, last.rows[-1:])
+            self.held.append(Piece(last.taps, last.rows[:-1], last.n_others + 1))
+        return Piece(last.taps, last.rows[-1:], last.n_others + len(last.rows) - 1)
 
     def feed(self) -> None:
         """The rows that were held have been used."""
@@ -140,12 +142,14 @@ class Features:
             The sequences that rows were taken of.
         """
         taken: list[tuple[Sequence, Track]] = []
-        taps = tuple(forward.taps[tap] for tap in self._taps)
-        row = 0
+        taps = tuple([forward.taps[tap] for tap in self._taps])
+        row, n_rows = 0, step.n_rows
         for span, verdict in zip(step, verdicts, strict=True):
             sequence, n = span.sequence, span.n_rows
             nodes = row + span.stop - span.start
-            rows = [*range(row, nodes), *(nodes + node for node in (verdict.path if verdict else ()))]
+            rows = list(range(row, nodes))
+            if verdict:
+                rows += [nodes + node for node in verdict.path]
             del rows[max(0, sequence.n_cached - span.start) :]  # a sequence may have ended before the end of the path
             row += n
             if not rows:
@@ -153,7 +157,7 @@ class Features:
             track = self._tracks.get(sequence.id)
             if track is None or track.stop != span.start:
                 track = self._tracks[sequence.id] = Track(span.start, span.start)
-            track.hold(Piece(taps, rows))
+            track.hold(Piece(taps, rows, n_rows - len(rows)))
             taken.append((sequence, track))
         return taken
 
@@ -179,6 +183,11 @@ class Features:
     @property
     def n_bytes(self) -> int:
         """Memory of the passes whose rows are held."""
-        passes = {id(tap): tap for track in self._tracks.values() for piece in track.held for tap in piece.taps}
-        tips = [tip for track in self._tracks.values() for tip in track.tips]
-        return sum(tensor.nbytes for tensor in (*passes.values(), *tips))
+        tracks = self._tracks.values()
+        passes = {id(tap): tap.nbytes for track in tracks for piece in track.held for tap in piece.taps}
+        tips = {
+            id(states): memoryview(states).nbytes if isinstance(states, array) else states.nbytes
+            for track in tracks
+            for states, _ in track.tips
+        }
+        return sum(passes.values()) + sum(tips.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -11,10 +12,10 @@ from torch import Tensor
 from specdec import attention
 from specdec.config import BLOCK_SIZE
 from specdec.draft.candidates import Ids, candidates
-from specdec.draft.features import Features, Track
+from specdec.draft.features import Features, Tip, Track
 from specdec.kernels.base import Kernels, Rows
 from specdec.kernels.fused import DecoderWeights, LayerWeights
-from specdec.kernels.head_pass import HeadPass, Inputs, Races, RowList, Said
+from specdec.kernels.head_pass import HeadPass, Inputs, Races, RowList, Said, States
 from specdec.kv.pool import Pool
 from specdec.models.decoder import Decoder
 from specdec.models.heads import RecurrentHead
@@ -62,6 +63,8 @@ class Layers:
         ids = None if names is None else torch.from_numpy(names)
         pool = self.pool.keys, self.pool.values
         self._native: HeadPass | None = kernels.fuse_head(weights, *pool, ids, best) if weights else None
+        self._reach = 0
+        """Positions whose angles the native pass has been given."""
 
     def tables(self, sequences: Many[Sequence]) -> Tables:
         """The block tables of the sequences of a pass."""
@@ -77,19 +80,31 @@ class Layers:
         """What the rows that tracks hold start from in the first module; as states [M, d] where they are computed at once."""
         if self._native:
             return Inputs([address for track in tracks for address in track.addresses()], True, tuple(tracks))
-        states: Tensor = self._head.start(features.features(tracks))
-        return states
+        return self._start(features, tracks)
 
-    def go_on(self, states: Tensor, sources: list[int], carried: Many[Tensor]) -> Inputs | Tensor:
-        """What rows start from that follow others: rows of states [N, d], with those of ``carried``, [d] each, behind them."""
+    def go_on(self, states: States, sources: list[int], carried: Many[Tip]) -> Inputs | Tensor:
+        """What rows start from that follow others: rows of states [N, d], with ``carried`` ones behind them."""
+        if isinstance(states, Tensor):
+            return (torch.cat([states, self._stack(carried)]) if carried else states)[sources]
+        first, width = states.buffer_info()[0], 4 * self._config.hidden_size
+        return Inputs([first + width * source for source in sources], False, (states,))
+
+    @torch.inference_mode()
+    def say(self, tips: Many[Tip], races: Races) -> Said:
+        """What the first module says after states that it gave."""
+        states = self._stack(tips)
+        said = self._said(states, self._output(self._head.ready(states, 0)), races)
         if self._native:
-            first, width = states.data_ptr(), states.element_size() * states.shape[1]
-            return Inputs([first + width * source for source in sources], False, (states,))
-        return (torch.cat([states, torch.stack([*carried])]) if carried else states)[sources]
+            said.ends = array("f", states.numpy().tobytes())
+        return said
 
-    def say(self, states: Tensor, races: Races) -> Said:
-        """What the first module says after states [M, d] that it gave."""
-        return self._said(states, self._output(self._head.ready(states, 0)), races)
+    def _stack(self, tips: Many[Tip]) -> Tensor:
+        """[tips, d]"""
+        width = self._config.hidden_size
+        return torch.stack([
+            (states if isinstance(states, Tensor) else torch.frombuffer(states, dtype=torch.float32).view(-1, width))[row]
+            for states, row in tips
+        ])  # fmt: skip
 
     def run(
         self, module: int, inputs: Inputs | Tensor, rows: RowList, tables: Tables, wanted: Many[int], races: Races | None = None
@@ -108,9 +123,25 @@ class Layers:
         if isinstance(inputs, Inputs):
             assert self._native
             assert not isinstance(tables, Tensor)
-            cos, sin, _ = self._rotary.tables(_NOBODY, _NOBODY, BLOCK_SIZE * max(map(len, tables)))
-            return self._native(inputs, rows, tables, cos, sin, wanted, races), None
+            if (n_slots := BLOCK_SIZE * max(map(len, tables))) > self._reach:
+                cos, sin, _ = self._rotary.tables(_NOBODY, _NOBODY, n_slots)
+                self._reach = self._native.turn(cos, sin)
+            return self._native(inputs, rows, tables, wanted, races), None
         assert isinstance(tables, Tensor)
+        return self._operations(module, inputs, rows, tables, wanted, races)
+
+    # A call on the native path does nothing that torch could keep track of, and does without this guard, which takes longer
+    # than much of what it does.
+    @torch.inference_mode()
+    def _start(self, features: Features, tracks: Many[Track]) -> Tensor:
+        states: Tensor = self._head.start(features.features(tracks))
+        return states
+
+    @torch.inference_mode()
+    def _operations(
+        self, module: int, inputs: Tensor, rows: RowList, tables: Tensor, wanted: Many[int], races: Races | None
+    ) -> tuple[Said, Tensor]:
+        """``run``, operation by operation."""
         n, positions = len(rows), rows.positions()
         padded, width = rows.padded_paths()
         wide = torch.from_numpy(np.array([*rows.tokens, *positions, *wanted], np.int64)).to(self._device)
@@ -138,7 +169,7 @@ class Layers:
     def _said(self, ends: Tensor, logits: Tensor, races: Races | None) -> Said:
         """States and logits with the candidates of each row."""
         if races is None:
-            return Said(ends, logits, [], [])
+            return Said(ends, None, [], [])
         logits = logits.cpu()
         ranks = races.temperatures, races.seeds, races.positions
         tokens, chances = candidates(logits, *ranks, self._best, self._kernels, self._names)

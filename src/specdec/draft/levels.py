@@ -55,23 +55,22 @@ class Levels:
         if chance == chance:
             self._likely += (min(chance, 1.0) - self._likely) / FADE
 
-    def worthwhile(self, growth: Growth | Drawing) -> list[int]:
-        """The nodes of the last level that propose children: those whose children can be expected to be worth their rows; of a
-        drawn tree those that its shape says, whatever they cost."""
-        if isinstance(growth, Drawing):
-            return growth.next()
-        return [node for node in growth.next() if self._gain(growth, node) > 0]
+    def parents(self, growths: Many[Growth | Drawing]) -> list[list[int]]:
+        """Of each tree the nodes of the last level that propose children; no list at all where another level does not pay.
 
-    def pays(self, growths: Many[Growth | Drawing], parents: Many[list[int]]) -> bool:
-        """Is what another level is expected to save more than the time it takes, or does a drawn tree have one?"""
+        Those are the nodes whose children can be expected to be worth their rows, and a level pays that is expected to save
+        more than the time it takes. A drawn tree has those that its shape says, whatever they cost.
+        """
+        found: list[list[int]] = []
         saved = 0.0
-        for growth, nodes in zip(growths, parents, strict=True):
+        for growth in growths:
+            nodes = growth.next()
             if isinstance(growth, Drawing):
                 saved += math.inf if nodes else 0.0
             else:
-                saved += sum(self._gain(growth, node) for node in nodes)
-        return saved > self._seconds
-
-    def _gain(self, growth: Growth, node: int) -> float:
-        """Seconds that a child of a node is expected to save, drafting it not deducted."""
-        return growth.values[node] * self._likely * self._token - self._row
+                # Seconds that a child of each is expected to save, drafting it not deducted.
+                gains = [growth.values[node] * self._likely * self._token - self._row for node in nodes]
+                nodes = [node for node, gain in zip(nodes, gains, strict=True) if gain > 0]
+                saved += sum([gain for gain in gains if gain > 0])
+            found.append(nodes)
+        return found if saved > self._seconds else []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from specdec.draft.base import Drafter
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
+from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
 
 Ask = Callable[[Drafter, Many[Sequence], Many[int], Many[float]], list[Draft]]
 """(drafter, sequences, budgets, found) -> one draft per sequence; ``found`` is how many tokens of what was drafted before are
@@ -52,69 +52,54 @@ def overlay(drafters: Many[Drafter], sequences: Many[Sequence], budgets: Many[in
     Raises:
         ValueError: a drafter samples its tokens.
     """
-    tries: dict[int, _Trie] = {}  # by the number of the sequence: in a wide batch most have none
+    made: dict[int, Draft] = {}  # by the number of the sequence: in a wide batch most have none
     for drafter in drafters:
         # A later drafter gets the whole budget too, since the nodes it shares with earlier ones cost nothing.
         left, found = [*budgets], [0.0] * len(budgets)
-        for i, trie in tries.items():
-            left[i], found[i] = 0 if trie.full else budgets[i], trie.expected
+        for i, draft in made.items():
+            left[i], found[i] = 0 if len(draft) >= budgets[i] else budgets[i], sum(draft.estimates)
         for i, draft in enumerate(ask(drafter, sequences, left, found)):
-            if len(draft):
-                tries.setdefault(i, _Trie(budgets[i])).add(draft, drafter.name)
-    drafts = [Draft()] * len(sequences)
-    for i, trie in tries.items():
-        drafts[i] = trie.draft()
+            if draft is not NO_DRAFT and len(draft):
+                made[i] = _laid(made.get(i, NO_DRAFT), draft, budgets[i], drafter.name)
+    drafts = [NO_DRAFT] * len(sequences)
+    for i, draft in made.items():
+        drafts[i] = draft
     return drafts
 
 
-class _Trie:
-    """A tree under construction that never holds a path twice nor more nodes than its budget."""
+def _laid(under: Draft, draft: Draft, budget: int, name: str) -> Draft:
+    """What was drafted so far, and the nodes that the drafter ``name`` adds: in its own order, so that of a draft cut short the
+    first are kept. No path comes twice, and there are at most ``budget`` nodes.
 
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._nodes: dict[tuple[int, int], int] = {}
-        """(parent, token) -> node, in order of node."""
-        self._sources: list[str] = []
-        self._estimates: list[float] | None = []
-
-    @property
-    def full(self) -> bool:
-        return len(self._nodes) >= self._budget
-
-    @property
-    def expected(self) -> float:
-        return sum(self._estimates) if self._estimates else 0.0
-
-    def add(self, draft: Draft, name: str) -> None:
-        """Add the nodes that the drafter ``name`` proposed, in its own order, so that of a draft cut short the first are kept.
-
-        Raises:
-            ValueError: the nodes were sampled.
-        """
-        if draft.q is not None:
-            raise ValueError(
-                f"drafter {name} samples its tokens and cannot be merged: "
-                "the law of a merged tree's siblings is not the one they were drawn from; run it alone"
-            )
-        if len(draft) and not draft.estimates:
-            self._estimates = None
-        here = {ROOT: ROOT}  # node of the draft -> node of the trie
-        for node, (token, parent) in enumerate(zip(draft.tree.tokens, draft.tree.parents, strict=True)):
-            if parent not in here:
-                continue  # its parent found no room
-            key = (here[parent], token)
-            if key not in self._nodes:
-                if self.full:
-                    continue
-                self._nodes[key] = len(self._nodes)
-                self._sources.append(draft.sources[node])
-                if self._estimates is not None:
-                    self._estimates.append(draft.estimates[node])
-            elif self._estimates is not None:
-                known = self._nodes[key]
-                self._estimates[known] = max(self._estimates[known], draft.estimates[node])
-            here[node] = self._nodes[key]
-
-    def draft(self) -> Draft:
-        tree = Tree(tuple(token for _, token in self._nodes), tuple(parent for parent, _ in self._nodes))
-        return Draft(tree, tuple(self._sources), estimates=tuple(self._estimates or ()))
+    Raises:
+        ValueError: the nodes were sampled.
+    """
+    if draft.q is not None:
+        raise ValueError(
+            f"drafter {name} samples its tokens and cannot be merged: "
+            "the law of a merged tree's siblings is not the one they were drawn from; run it alone"
+        )
+    if not len(under) and len(draft) <= budget:
+        return draft
+    tokens, parents, sources = [*under.tree.tokens], [*under.tree.parents], [*under.sources]
+    estimates = [*under.estimates] if draft.estimates and (under.estimates or not tokens) else None
+    nodes = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+    here = {ROOT: ROOT}  # node of the draft -> node of the whole
+    for node, (parent, token) in enumerate(zip(draft.tree.parents, draft.tree.tokens, strict=True)):
+        if parent not in here:
+            continue  # its parent found no room
+        key = here[parent], token
+        place = nodes.get(key)
+        if place is None:
+            if len(tokens) >= budget:
+                continue
+            place = nodes[key] = len(tokens)
+            tokens.append(token)
+            parents.append(here[parent])
+            sources.append(draft.sources[node])
+            if estimates is not None:
+                estimates.append(draft.estimates[node])
+        elif estimates is not None:
+            estimates[place] = max(estimates[place], draft.estimates[node])
+        here[node] = place
+    return Draft(Tree(tuple(tokens), tuple(parents)), tuple(sources), estimates=tuple(estimates or ()))

@@ -17,14 +17,13 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from specdec.config import ConfigError, SpeculationConfig
 from specdec.draft.base import Drafter, Target
 from specdec.draft.drawing import Drawing, Drawings
 from specdec.draft.expand import Growth
-from specdec.draft.features import Features, Track
+from specdec.draft.features import Features, Tip, Track
 from specdec.draft.layers import Layers, Tables
 from specdec.draft.levels import Levels
 from specdec.kernels.head_pass import Races, RowList, Said
@@ -32,7 +31,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.head_files import LoadedHead
 from specdec.models.heads import RecurrentHead
 from specdec.models.packed_heads import PackedLinear, pack_head, packed_bytes
-from specdec.types import ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
+from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Siblings, Step, Verdict
 
 MOST_HELD = 8192
 """Rows that all sequences together may hold unfed; a sequence with more than its share of them is fed, draft or no draft."""
@@ -104,20 +103,18 @@ class RecurrentDrafter(Drafter):
         track = self._features.ready(sequence)
         return track.n_held - 1 if track and track.fed == track.first else 0
 
-    @torch.inference_mode()
     def read(self, sequences: Many[Sequence]) -> None:
         tracks = [(sequence, self._features.ready(sequence)) for sequence in sequences]
         self._read([(sequence, track) for sequence, track in tracks if track])
 
-    @torch.inference_mode()
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         collected = self._features.collect(step, forward, verdicts)
         share = MOST_HELD // max(1, len(self._features))
-        self._read([(sequence, track) for sequence, track in collected if track.n_held > share])
+        if full := [(sequence, track) for sequence, track in collected if track.n_held > share]:
+            self._read(full)
 
-    @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budgets: Many[int]) -> list[Draft]:
-        drafts = [Draft()] * len(sequences)
+        drafts = [NO_DRAFT] * len(sequences)
         asked: list[int] = []
         known: list[tuple[Sequence, Track]] = []
         for i, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
@@ -151,10 +148,10 @@ class RecurrentDrafter(Drafter):
     def _first(self, known: Many[tuple[Sequence, Track]]) -> Said:
         """What the first module says after the last committed row of each sequence."""
         hungry = [(sequence, track) for sequence, track in known if track.n_held]
-        said = self._feed(hungry, _races([sequence for sequence, _ in hungry], 1)) if hungry else None
+        said = self._feed(hungry, self._races([sequence for sequence, _ in hungry], 1)) if hungry else None
         if said is None or len(hungry) < len(known):  # asked again before another pass
-            races = _races([sequence for sequence, _ in known], 1)
-            said = self._layers.say(torch.stack([track.tips[0] for _, track in known]), races)
+            races = self._races([sequence for sequence, _ in known], 1)
+            said = self._layers.say([track.tips[0] for _, track in known], races)
         return said
 
     def _read(self, known: Many[tuple[Sequence, Track]]) -> None:
@@ -179,13 +176,13 @@ class RecurrentDrafter(Drafter):
         states = self._layers.start(self._features, [track for _, track in known])  # of N rows
         said: Said | None = None
         inside = [range(track.fed, track.stop) for _, track in known]  # rows of each sequence that lie in states
-        tips: list[tuple[Track, int, Tensor]] = []
+        tips: list[tuple[Track, int, Tip]] = []
         after: Tensor | None = None
         for module in range(self._last + 1):
             rows = RowList()
             n_states = sum(map(len, inside))
             sources: list[int] = []  # rows of states
-            carried: list[Tensor] = []  # and of what is put behind them
+            carried: list[Tip] = []  # and what is put behind them
             ended: list[tuple[Track, int]] = []
             begin = 0
             for owner, (sequence, track) in enumerate(known):
@@ -210,7 +207,7 @@ class RecurrentDrafter(Drafter):
                 ended = []  # nobody will go on from them
             heard, after = self._layers.run(module, states, rows, tables, [row for _, row in ended], None if module else races)
             said = said or heard
-            tips += [(track, module, tip) for (track, _), tip in zip(ended, heard.ends.unbind(), strict=True)]
+            tips += [(track, module, (heard.ends, i)) for i, (track, _) in enumerate(ended)]
         for track, module, tip in tips:
             track.tips[module : module + 1] = [tip]
         for _, track in known:
@@ -232,8 +229,8 @@ class RecurrentDrafter(Drafter):
         """Slots behind each sequence's committed rows that drafted rows of the module lie in."""
         for depth in range(1, self._depth + 1):
             self._add_children(said, leaves, growths)
-            parents = [self._levels.worthwhile(growth) for growth in growths]
-            if depth == self._depth or not self._levels.pays(growths, parents):
+            parents = [] if depth == self._depth else self._levels.parents(growths)
+            if not parents:
                 if depth == 1:
                     self._levels.ended(took)
                 return
@@ -243,7 +240,7 @@ class RecurrentDrafter(Drafter):
                 taken = [0] * len(known)  # no drafted row of this module is there yet
             rows = RowList()
             sources: list[int] = []  # rows of states
-            carried: list[Tensor] = []  # and of what is put behind them
+            carried: list[Tip] = []  # and what is put behind them
             above = {(leaf.owner, leaf.node): leaf for leaf in leaves}
             leaves = []
             for owner, ((sequence, track), growth, nodes) in enumerate(zip(known, growths, parents, strict=True)):
@@ -275,7 +272,7 @@ class RecurrentDrafter(Drafter):
             if tables is None:
                 tables = self._layers.tables([sequence for sequence, _ in known])
             wanted = [leaf.rows[-1] for leaf in leaves]
-            races = _races([known[leaf.owner][0] for leaf in leaves], depth + 1)
+            races = self._races([known[leaf.owner][0] for leaf in leaves], depth + 1)
             said, after = self._layers.run(module, self._layers.go_on(states, sources, carried), rows, tables, wanted, races)
             states = said.ends if after is None else after
             self._levels.further(time.perf_counter() - began)
@@ -285,16 +282,17 @@ class RecurrentDrafter(Drafter):
         for i, leaf in enumerate(leaves):
             growth = growths[leaf.owner]
             if isinstance(growth, Drawing):
+                assert said.logits is not None
                 growth.draw(leaf.node, said.logits[i])
                 continue
             growth.add(leaf.node, said.tokens[i], said.chances[i])
             self._levels.likely(said.chances[i][0])
 
-
-def _races(sequences: Many[Sequence], depth: int) -> Races:
-    """For tokens so many places behind the pending one of each sequence."""
-    return Races(
-        [sequence.params.temperature for sequence in sequences],
-        [sequence.seed for sequence in sequences],
-        [len(sequence.tokens) - 1 + depth for sequence in sequences],
-    )
+    def _races(self, sequences: Many[Sequence], depth: int) -> Races:
+        """For tokens so many places behind the pending one of each sequence."""
+        return Races(
+            [sequence.params.temperature for sequence in sequences],
+            [sequence.seed for sequence in sequences],
+            [len(sequence.tokens) - 1 + depth for sequence in sequences],
+            self.draws is not None,
+        )

@@ -13,17 +13,16 @@ what others asked for. ``clear`` forgets everything.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
 from specdec.draft.stores import Stores
-from specdec.types import ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
+from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Step, Tree, Verdict
 
 Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """logits [W, V], k -> values and ids [W, k], best first."""
@@ -81,7 +80,7 @@ class RecyclingDrafter(Drafter):
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
         matrix = self._matrices.find(sequence.salt)
         if matrix is None:
-            return Draft()
+            return NO_DRAFT
         limit = min(budget, self._nodes)
         tokens: list[int] = []
         parents: list[int] = []
@@ -103,6 +102,8 @@ class RecyclingDrafter(Drafter):
             tokens.append(token)
             parents.append(parent)
             estimates.append(probability)
+        if not tokens:
+            return NO_DRAFT
         return Draft(Tree(tuple(tokens), tuple(parents)), (self.name,) * len(tokens), estimates=tuple(estimates))
 
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
@@ -126,7 +127,7 @@ class RecyclingDrafter(Drafter):
             return
         logits = forward.logits if len(verified) == len(forward.logits) else forward.logits[verified]
         _, ids = self._top(logits, self._k)
-        best = ids.cpu().numpy()
+        best = ids.tolist()
         start = 0
         for salt, stop in ends:
             self._matrices.of(salt).enter(tokens[start:stop], best[start:stop])
@@ -146,16 +147,17 @@ class RecyclingDrafter(Drafter):
 class Matrix:
     """The successors of those tokens that were seen, k of each, and how often they were right.
 
-    Its length is the number of rows that it has room for.
+    Its length is the number of rows that it has room for. The numbers lie in plain arrays, row behind row: a few of them are
+    looked at after each pass, and the first call into NumPy since the last pass takes longer than all that is done here.
     """
 
     def __init__(self, k: int) -> None:
         self._k = k
         self._slots: dict[int, int] = {}  # token -> its row in the three arrays
-        self._successors = np.full((_ROWS, k), -1, np.int32)
+        self._successors = array("i", [-1]) * (_ROWS * k)
         """ids of the most likely successors in the last verified row of each token, best first; -1 is empty."""
-        self._hits = np.zeros((_ROWS, k), np.float32)
-        self._tries = np.zeros(_ROWS, np.float32)
+        self._hits = array("f", [0.0]) * (_ROWS * k)
+        self._tries = array("f", [0.0]) * _ROWS
         prior = [_RANK_PRIOR[min(rank, len(_RANK_PRIOR) - 1)] for rank in range(k)]
         self._rank_hits = [[_RANK_WEIGHT * p for p in prior] for _ in range(_DEPTHS)]
         self._rank_tries = [_RANK_WEIGHT] * _DEPTHS
@@ -165,20 +167,19 @@ class Matrix:
 
     def successors(self, token: int) -> list[int]:
         slot = self._slots.get(token)
-        return [-1] * self._k if slot is None else self._successors[slot].tolist()
+        return [-1] * self._k if slot is None else self._successors[slot * self._k : (slot + 1) * self._k].tolist()
 
     def expect(self, token: int, depth: int) -> list[tuple[int, float]]:
         """The remembered successors of a token and the chance of each to be the next one."""
         slot = self._slots.get(token)
         if slot is None:
             return []
-        d = min(depth, _DEPTHS - 1)
+        d, first, stop = min(depth, _DEPTHS - 1), slot * self._k, (slot + 1) * self._k
         scale = _TOKEN_WEIGHT / self._rank_tries[d]
-        tries = float(self._tries[slot]) + _TOKEN_WEIGHT
-        successors, hits = self._successors[slot].tolist(), self._hits[slot].tolist()
+        tries = self._tries[slot] + _TOKEN_WEIGHT
         return [
             (successor, (h + scale * rank) / tries)
-            for successor, h, rank in zip(successors, hits, self._rank_hits[d], strict=True)
+            for successor, h, rank in zip(self._successors[first:stop], self._hits[first:stop], self._rank_hits[d], strict=True)
         ]
 
     def score(self, token: int, emitted: int, depth: int) -> None:
@@ -186,27 +187,31 @@ class Matrix:
         slot = self._slots.get(token)
         if slot is None:
             return
+        first, stop = slot * self._k, (slot + 1) * self._k
         if self._tries[slot] >= _MEMORY:
             self._tries[slot] /= 2
-            self._hits[slot] /= 2
+            for i in range(first, stop):
+                self._hits[i] /= 2
         d = min(depth, _DEPTHS - 1)
         self._tries[slot] += 1
         self._rank_tries[d] += 1
-        successors = self._successors[slot].tolist()
+        successors = self._successors[first:stop]
         if emitted in successors:
             rank = successors.index(emitted)
-            self._hits[slot, rank] += 1
+            self._hits[first + rank] += 1
             self._rank_hits[d][rank] += 1
 
-    def enter(self, tokens: Many[int], best: NDArray[np.int64]) -> None:
-        """Remember best [n, k] as the successors of tokens [n]; of a repeated token the last."""
-        slots = [self._slots.setdefault(token, len(self._slots)) for token in tokens]
-        while len(self._slots) > len(self._tries):
-            self._successors = np.concatenate((self._successors, np.full_like(self._successors, -1)))
-            self._hits = np.concatenate((self._hits, np.zeros_like(self._hits)))
-            self._tries = np.concatenate((self._tries, np.zeros_like(self._tries)))
-        self._successors[slots] = best  # of repeated indices the last is kept
+    def enter(self, tokens: Many[int], best: Many[list[int]]) -> None:
+        """Remember best [n][k] as the successors of tokens [n]; of a repeated token the last."""
+        k, slots = self._k, self._slots
+        for token, successors in zip(tokens, best, strict=True):
+            slot = slots.setdefault(token, len(slots))
+            if slot == len(self._tries):
+                self._successors += array("i", [-1]) * len(self._successors)
+                self._hits += array("f", [0.0]) * len(self._hits)
+                self._tries += array("f", [0.0]) * len(self._tries)
+            self._successors[slot * k : (slot + 1) * k] = array("i", successors)
 
     @property
     def n_bytes(self) -> int:
-        return self._successors.nbytes + self._hits.nbytes + self._tries.nbytes
+        return sum(len(numbers) * numbers.itemsize for numbers in (self._successors, self._hits, self._tries))

@@ -12,16 +12,16 @@ one. ``suffix_global_tokens=0`` turns it off.
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import deque
 from collections.abc import Sequence as Many
 
-import numpy as np
-
 from specdec.config import SpeculationConfig
 from specdec.draft.base import Drafter
-from specdec.draft.continuations import GAP, Ints, make_search
+from specdec.draft.continuations import GAP, Ints, gaps, make_search
 from specdec.draft.stores import Stores
-from specdec.types import Draft, Sequence, Tree
+from specdec.types import NO_DRAFT, Draft, Sequence, Tree
 
 
 class SuffixDrafter(Drafter):
@@ -53,7 +53,7 @@ class SuffixDrafter(Drafter):
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
         if budget <= 0:
-            return Draft()
+            return NO_DRAFT
         local = self._text(sequence)
         local.follow(sequence.tokens)
         config = self._config
@@ -68,6 +68,8 @@ class SuffixDrafter(Drafter):
             other = self._search(array, local.tail, config.suffix_min_match, budget, sequence.end_tokens, start)
             if other.score > best.score:
                 best, source = other, self.prediction
+        if not best.tokens:
+            return NO_DRAFT
         return Draft(Tree(best.tokens, best.parents), (source,) * len(best.tokens), estimates=best.estimates)
 
     def _prediction_of(self, sequence: Sequence) -> tuple[Ints, int]:
@@ -99,7 +101,7 @@ class SuffixDrafter(Drafter):
 
     @property
     def n_bytes(self) -> int:
-        return sum(past.array.nbytes for past in self._global.values) + sum(text.n_bytes for text in self._local.values())
+        return sum(past.n_bytes for past in self._global.values) + sum(text.n_bytes for text in self._local.values())
 
     def _text(self, sequence: Sequence) -> Text:
         text = self._local.get(sequence.id)
@@ -109,40 +111,34 @@ class SuffixDrafter(Drafter):
 
 
 class Text:
-    """The tokens of one request in an array that grows by doubling, with ``depth`` gaps at either end."""
+    """The tokens of one request in an array that grows by doubling, with ``depth`` gaps or more at either end."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._tokens: list[int] = []
         self._n = 0
-        self._buffer: Ints = np.full(2 * depth, GAP, np.int32)
+        self.array = gaps(2 * depth)
 
     def follow(self, tokens: list[int]) -> None:
         """Take in what was appended to ``tokens``; start over where it is another list, or one that lost some."""
         if tokens is not self._tokens or len(tokens) < self._n:
-            self._buffer[:] = GAP
+            self.array = gaps(len(self.array))
             self._tokens, self._n = tokens, 0
         start, stop = self._depth + self._n, self._depth + len(tokens)
-        if stop + self._depth > len(self._buffer):
-            grown: Ints = np.full(2 * (stop + self._depth), GAP, np.int32)
-            grown[:start] = self._buffer[:start]
-            self._buffer = grown
-        self._buffer[start:stop] = tokens[self._n :]
+        if stop + self._depth > len(self.array):
+            self.array = self.array[:start] + gaps(2 * (stop + self._depth) - start)
+        self.array[start:stop] = array("i", tokens[self._n :])
         self._n = len(tokens)
-
-    @property
-    def array(self) -> Ints:
-        return self._buffer[: self._n + 2 * self._depth]
 
     @property
     def tail(self) -> Ints:
         """The last ``depth`` tokens, or all of a shorter text."""
         stop = self._depth + self._n
-        return self._buffer[max(self._depth, stop - self._depth) : stop]
+        return self.array[max(self._depth, stop - self._depth) : stop]
 
     @property
     def n_bytes(self) -> int:
-        return self._buffer.nbytes
+        return len(self.array) * self.array.itemsize
 
 
 class Outputs:
@@ -153,10 +149,10 @@ class Outputs:
 
     def __init__(self, capacity: int, depth: int) -> None:
         self._capacity = capacity
-        self._edge: Ints = np.full(depth, GAP, np.int32)
+        self._edge = gaps(depth)
         self._outputs: deque[Ints] = deque()
         self._n = 0
-        self.array: Ints = self._edge
+        self.array = self._edge
 
     def __bool__(self) -> bool:
         return bool(self._outputs)
@@ -167,9 +163,13 @@ class Outputs:
     def add(self, tokens: list[int]) -> None:
         if self._capacity < 2 or not tokens:
             return
-        output: Ints = np.array([*tokens[1 - self._capacity :], GAP], np.int32)
+        output = array("i", [*tokens[1 - self._capacity :], GAP])
         self._outputs.append(output)
         self._n += len(output)
         while self._n > self._capacity:
             self._n -= len(self._outputs.popleft())
-        self.array = np.concatenate((self._edge, *self._outputs, self._edge))
+        self.array = array("i", itertools.chain(self._edge, *self._outputs, self._edge))
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.array) * self.array.itemsize

@@ -11,16 +11,19 @@ import ctypes
 from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.fused import DecoderWeights, native_decoder, raise_for
+from specdec.kernels.fused import DecoderWeights, NativePass, native_decoder, raise_for
 from specdec.kernels.library import INT, POINTER, Library
 from specdec.kv import codec
 
+_FIELDS = len(NativePass._fields_)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Inputs:
     """What the rows of a pass start from, as addresses of float32 vectors [d]: a state each, or the features of each tap."""
 
@@ -75,7 +78,7 @@ class RowList:
         return [slot for path in self.paths for slot in (*path, *(-1,) * (width - len(path)))], width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Races:
     """What decides the rank of the candidates of some rows (``kernels.base.Kernels.candidates``)."""
 
@@ -83,16 +86,22 @@ class Races:
     seeds: list[int]
     positions: list[int]
     """Absolute, of the tokens that the candidates are."""
+    logits: bool = True
+    """Are the logits that they are ranked by wanted as well?"""
 
 
-@dataclass(frozen=True, slots=True)
+States: TypeAlias = "Tensor | array[float]"
+"""[N, d] float32; of a native pass the numbers as they lie in memory, since to make a tensor takes as long as much else."""
+
+
+@dataclass(slots=True)
 class Said:
     """What a head says after some rows, W of them."""
 
-    ends: Tensor
+    ends: States
     """[W, d] their states."""
-    logits: Tensor
-    """[W, Vd] float32 on the CPU where candidates were asked for."""
+    logits: Tensor | None
+    """[W, Vd] float32 on the CPU where they were asked for."""
     tokens: list[list[int]]
     """The candidates of each row, best first, in the target's ids; empty where none were asked for."""
     chances: list[list[float]]
@@ -131,14 +140,40 @@ class HeadPass:
         self._pool = keys.data_ptr(), values.data_ptr(), blocks, codec.KINDS[kind]
         self._names = 0 if names is None else names.data_ptr()
         self._best = best
+        self._hd = weights.head_dim
+        self._angles, self._n_angles = (0, 0), 0
+        self._room, self._rows = 0, 0
+        self._reserve(256, 4)
+
+    def _reserve(self, n: int, rows: int) -> None:
+        """Have room for n integers of eight bytes, as many reals, and logits of some rows that nobody wants: what a call reads
+        and writes lies in the same places from call to call, since to make an array takes longer than to fill it."""
+        n, rows = max(n, self._room), max(rows, self._rows)
+        self._room, self._rows = n, rows
+        self._words, self._reals, self._spare = array("q", bytes(8 * n)), array("d", bytes(8 * n)), torch.empty(rows, self._n)
+        self._word, self._real = self._words.buffer_info()[0], self._reals.buffer_info()[0]
+        self._unwanted = self._spare.data_ptr()
+
+    def turn(self, cos: Tensor, sin: Tensor) -> int:
+        """Take the angles by which positions are turned, float32 [A, hd / 2], contiguous on the CPU, for the calls that follow.
+
+        Returns:
+            A, the most positions that there may be.
+
+        Raises:
+            ValueError: they are of another shape or kind.
+        """
+        if not all(x.dtype is torch.float32 and x.is_contiguous() and x.shape == (len(cos), self._hd // 2) for x in (cos, sin)):
+            raise ValueError(f"angles must be contiguous float32 [A, {self._hd // 2}], got {cos.dtype} {list(cos.shape)}")
+        self._alive_angles = cos, sin
+        self._angles, self._n_angles = (cos.data_ptr(), sin.data_ptr()), len(cos)
+        return self._n_angles
 
     def __call__(
         self,
         inputs: Inputs,
         rows: RowList,
         tables: Many[Many[int]],
-        cos: Tensor,
-        sin: Tensor,
         wanted: Many[int],
         races: Races | None,
     ) -> Said:
@@ -146,7 +181,6 @@ class HeadPass:
 
         Args:
             tables: of each sequence, its blocks.
-            cos, sin: float32 [A, hd / 2] by position, contiguous on the CPU.
             wanted: increasing.
             races: of the wanted rows, whose candidates are ranked; None: they are not.
 
@@ -154,36 +188,44 @@ class HeadPass:
             IndexError: a row, block or token that does not exist.
             MemoryError: there is none for the activations.
         """
-        n, n_wanted, per_row = len(rows), len(wanted), self._taps if inputs.fuse else 1
-        positions = rows.positions()
-        if len(inputs.addresses) != n * per_row or cos.shape != sin.shape:
-            raise ValueError(f"{n} rows need {n * per_row} vectors to start from, got {len(inputs.addresses)}")
-        best = self._best if races else 0
-        n_raced = n_wanted if races else 0
+        n, n_wanted, per_row = len(rows.tokens), len(wanted), self._taps if inputs.fuse else 1
+        n_starts = n * per_row
+        if len(inputs.addresses) != n_starts:
+            raise ValueError(f"{n} rows need {n_starts} vectors to start from, got {len(inputs.addresses)}")
+        best, n_raced = (self._best, n_wanted) if races else (0, 0)
+        first = _FIELDS + n_starts + 2 * n + n_wanted + 2 * n_raced  # the candidates, behind all that is read
+        stop = first + n_raced * best
+        if stop > self._room or n_wanted > self._rows:
+            self._reserve(2 * stop, 2 * n_wanted)
         padded, width = rows.padded_paths()
         longest = max(map(len, tables))
         blocks = [block for table in tables for block in (*table, *(0,) * (longest - len(table)))]
-        lengths = map(len, rows.paths)
-        narrow = array("i", (*blocks, *rows.owners, *rows.slots, *rows.prefixes, *lengths, *padded))
-        wide = array("q", (*rows.tokens, *wanted, *positions))
-        reals = array("d", bytes(8 * n_raced * (1 + best)))
-        ranked = array("q", bytes(8 * n_raced * (2 + best)))
-        if races:
-            reals[:n_raced] = array("d", races.temperatures)
-            ranked[: 2 * n_raced] = array("q", (*races.seeds, *races.positions))
-        starts = array("Q", inputs.addresses)
-        ends, logits = torch.empty(n_wanted, self._d), torch.empty(n_wanted, self._n)
+        narrow = array("i", (*blocks, *rows.owners, *rows.slots, *rows.prefixes, *map(len, rows.paths), *padded))
+        ends = array("f", bytes(4 * n_wanted * self._d))
+        logits = torch.empty(n_wanted, self._n) if races and races.logits else None
         table = narrow.buffer_info()[0]
         owner = table + 4 * len(blocks)
-        token, real, rank = wide.buffer_info()[0], reals.buffer_info()[0], ranked.buffer_info()[0]
-        run = array("Q", (  # a NativePass, whose fields all have eight bytes: built so it takes a third of the time
-            token, token + 8 * n, cos.data_ptr(), sin.data_ptr(), token + 8 * (n + n_wanted), len(cos), n, n_wanted,
+        start = self._word + 8 * _FIELDS
+        token = start + 8 * n_starts
+        wish = token + 8 * n
+        angle = wish + 8 * n_wanted
+        seed = angle + 8 * n
+        self._words[:first] = array("q", (
+            # A NativePass, whose fields all have eight bytes: built so it takes a third of the time.
+            token, wish, *self._angles, angle, self._n_angles, n, n_wanted,
             table, owner, owner + 4 * n, owner + 8 * n, owner + 16 * n, owner + 12 * n, len(tables), longest, width,
-            *self._pool, logits.data_ptr(), 0, starts.buffer_info()[0], per_row, inputs.fuse, ends.data_ptr(),
-            best, real, rank, rank + 8 * n_raced, self._names, rank + 16 * n_raced, real + 8 * n_raced,
+            *self._pool, self._unwanted if logits is None else logits.data_ptr(), 0, start, per_row, inputs.fuse,
+            ends.buffer_info()[0],
+            best, self._real, seed, seed + 8 * n_raced, self._names, seed + 16 * n_raced, self._real + 8 * n_raced,
+            # What it points to.
+            *inputs.addresses, *rows.tokens, *wanted, *rows.positions(), *(races.seeds + races.positions if races else ()),
         ))  # fmt: skip
-        raise_for(self._decode(self._decoder_at, run.buffer_info()[0]))
-        tokens, chances = ranked[2 * n_raced :].tolist(), reals[n_raced:].tolist()
+        if races:
+            self._reals[:n_raced] = array("d", races.temperatures)
+        raise_for(self._decode(self._decoder_at, self._word))
+        if n_raced == 0:
+            return Said(ends, logits, [], [])
+        tokens, chances = self._words[first:stop].tolist(), self._reals[n_raced : n_raced + n_raced * best].tolist()
         if n_raced == 1:
             return Said(ends, logits, [tokens], [chances])
         at = [slice(i * best, i * best + best) for i in range(n_raced)]

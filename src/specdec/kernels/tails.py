@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-
-import numpy as np
-from numpy.typing import NDArray
+from array import array
+from typing import TypeAlias
 
 from specdec.kernels.library import DOUBLE, INT, LONG, POINTER, Library
 
-Ints = NDArray[np.int32]
+Ints: TypeAlias = "array[int]"
 
 
 class NativeTails:
@@ -21,6 +20,8 @@ class NativeTails:
             "follow_tail", p, n, p, n, n, n, n, n, n, n, d, d, d, d, p, n, p, p, p, p, returns=LONG
         )  # fmt: skip
         self._score = ctypes.c_double()
+        self._ends = frozenset[int](), (INT * 0)()
+        """The end tokens of the last call, and as the library takes them."""
         self._room(64)
 
     def _room(self, nodes: int) -> None:
@@ -47,7 +48,7 @@ class NativeTails:
         """Tokens, parents and estimates of the best tree, and its score.
 
         Args:
-            text: [n] contiguous, with at least ``len(tail)`` gaps of -1 in front of it and ``depth`` behind.
+            text: [n] of type "i", with at least ``len(tail)`` gaps of -1 in front of it and ``depth`` behind.
             tail: [at least ``shortest`` tokens].
             budget: most nodes, at least 1.
 
@@ -56,10 +57,11 @@ class NativeTails:
         """
         if budget > self._most:
             self._room(budget)
-        ends = (INT * len(end_tokens))(*end_tokens)
+        if end_tokens is not self._ends[0]:
+            self._ends = end_tokens, (INT * len(end_tokens))(*end_tokens)
         n = self._run(
-            text.ctypes.data, len(text), tail.ctypes.data, len(tail), start, shortest, depth, budget, places, rows,
-            factor, min_probability, prior, enough, ends, len(ends),
+            *text.buffer_info(), *tail.buffer_info(), start, shortest, depth, budget, places, rows,
+            factor, min_probability, prior, enough, self._ends[1], len(end_tokens),
             self._tokens, self._parents, self._estimates, ctypes.byref(self._score),
         )  # fmt: skip
         if n < 0:
