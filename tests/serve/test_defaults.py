@@ -95,7 +95,8 @@ def test_the_command_line(folder: Path) -> None:
     assert run("info", *off)["generation_defaults"] == {}
 
 
-def test_a_bad_file_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_bad_file_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.serve.logs.configure", lambda form: None)  # this process keeps its own
     (tmp_path / FILE).write_text('{"top_p": 7}')
     for command in (["generate", "x"], ["chat"], ["info"], ["serve", "--port", "0"]):
         result = CliRunner().invoke(app, [*command, "--model", str(folder), "--generation-config", str(tmp_path)])
