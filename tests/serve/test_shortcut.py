@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Reference
-from serving import PATIENCE, frames_of
+from serving import PATIENCE, frames_of, slowed
 
 from specdec.config import SamplingParams, ServeConfig
 from specdec.llm import LLM
@@ -113,7 +113,8 @@ def test_what_a_slow_client_does_not_take_at_once_keeps_its_order(words: LLM, sl
         if frame in slow:
             await asyncio.sleep(0.005)
 
-    client = Client(create_app(fresh(words), ServeConfig()), take)
+    # Slow enough that not everything has come before the client takes its first frames.
+    client = Client(create_app(slowed(fresh(words), 0.002), ServeConfig()), take)
     asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
     assert client.ended
     assert client.straight
