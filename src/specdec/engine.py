@@ -34,14 +34,12 @@ from specdec.runner.cost import Costs
 from specdec.runner.invariance import Invariance, check_invariance
 from specdec.runner.measure import pass_costs
 from specdec.scheduler import Grant, Scheduler
-from specdec.types import Delta, Draft, Sequence, Span, Speculation, Step, Stopper, Times, Verdict
+from specdec.types import NO_DRAFT, Delta, Draft, Sequence, Span, Speculation, Step, Stopper, Times, Verdict
 from specdec.verify import RULES, Rule
 
 __all__ = ["Counts", "Engine", "RequestError"]
 
 _log = logging.getLogger(__name__)
-
-_NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +326,7 @@ class Engine:
             rows = sum(grant.stop - grant.start for grant in grants)
             made = self.budget.propose([grant.sequence for grant in askers], [grant.nodes for grant in askers], rows)
             drafts = {grant.sequence.id: proposal for grant, proposal in zip(askers, made, strict=True)}
-        return Step(tuple([Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, _NO_DRAFT)) for g in grants]))
+        return Step(tuple([Span(g.sequence, g.start, g.stop, drafts.get(g.sequence.id, NO_DRAFT)) for g in grants]))
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

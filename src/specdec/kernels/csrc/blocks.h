@@ -30,8 +30,8 @@ typedef struct {
   int8_t q[GROUP];
   float scale;      // s
   float offset;     // s * sum(q), what m is multiplied with
-  int32_t sum;      // sum(q)
   int32_t flipped;  // -128 sum(q)
+  int32_t padding;  // groups stay 16-byte aligned
 } RowGroup;
 
 ALWAYS int32_t quad(const RowGroup *x, int p) { int32_t v; memcpy(&v, x->q + 4 * p, 4); return v; }
@@ -49,10 +49,10 @@ ALWAYS void quantise(const float *x, RowGroup *out) {
   i32x16 q = i_sub(f_bits(f_add(f_mul(b, inverse), magic)), f_bits(magic));
   i_store_i8(out->q, p);
   i_store_i8(out->q + 16, q);
-  out->sum = i_sum(i_add(p, q));
-  out->flipped = -128 * out->sum;
+  const int32_t sum = i_sum(i_add(p, q));
+  out->flipped = -128 * sum;
   out->scale = usable ? amax / 127.0f : finite ? 0.0f : NAN;
-  out->offset = out->scale * (float)out->sum;
+  out->offset = out->scale * (float)sum;
 }
 
 // Integer sums of one packed group of B blocks (`next` bytes apart) with the same group of R rows (stride apart): c[b][r], one
