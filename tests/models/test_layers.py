@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_a_row_depends_on_its_position_and_length_alone(name):
         one_cos, one_sin = again(positions[i : i + 1], lengths[i : i + 1])
         assert torch.equal(one_cos[0], cos[i])
         assert torch.equal(one_sin[0], sin[i])
+
+
+def test_angles_are_rounded_once_whatever_library_computes_them():
+    """Tables are the same in every process: torch's float32 cosines differ between threads of a process's first call."""
+    table = RotaryTable(rope_of(SCALINGS["linear"]), torch.device("cpu"))
+    positions = torch.arange(700)
+    cos, sin = table(positions, positions + 1)
+    angles = (positions.float()[:, None] * frequencies(table.rope, 700)).tolist()
+    assert cos.tolist() == torch.tensor([[math.cos(x) for x in row] for row in angles]).tolist()
+    assert sin.tolist() == torch.tensor([[math.sin(x) for x in row] for row in angles]).tolist()
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])

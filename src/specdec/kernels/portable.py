@@ -11,6 +11,11 @@ from specdec.kernels.portable_rows import PortableRowOps
 MOST_SUMS = 2**23
 """Group sums held at a time (32 MiB)."""
 
+for _dtype in (torch.float32, torch.float64):
+    # torch's vector library chooses the code of a function when it is first called. Of several threads that call it first at
+    # the same time, one may get less exact code, for that call: so one thread calls each before.
+    torch.ones(1, dtype=_dtype).exp().log()
+
 
 class PortableKernels(PortableRowOps):
     """The contract in torch. Rows are independent of their company; results agree with the native ones to rounding."""

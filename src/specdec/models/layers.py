@@ -11,14 +11,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3", "divided"]
 
 _CHUNK = 256
-"""Positions whose cosines are computed together. The shape is fixed because a vectorised cosine may round the elements at
-the end of a tensor differently from those in its middle: a row must not depend on how many rows were asked for."""
+"""Positions whose cosines are computed together."""
 
 _MEMO = 64
 """Chunks kept for lengths that each have frequencies of their own (dynamic scaling)."""
@@ -212,7 +212,13 @@ class _Table:
 
 
 def _angles(frequency: Tensor, chunk: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of one chunk of positions, [_CHUNK, dim / 2]."""
-    positions = torch.arange(chunk * _CHUNK, (chunk + 1) * _CHUNK, dtype=torch.float32, device=frequency.device)
-    angles = positions[:, None] * frequency
-    return angles.cos() * scale, angles.sin() * scale
+    """Cosines and sines of one chunk of positions, [_CHUNK, dim / 2], on the device of the frequencies.
+
+    NumPy computes them, in float64, and they are rounded once. torch's float32 cosine is another one from machine to machine,
+    at the end of a tensor, and now and then in the second thread of a process's first call, while its vector library is still
+    making up its mind: then all that a process says differs from what the next one does.
+    """
+    positions = torch.arange(chunk * _CHUNK, (chunk + 1) * _CHUNK, dtype=torch.float32)
+    angles = (positions[:, None] * frequency.cpu()).double().numpy()
+    cos, sin = (torch.from_numpy(x.astype(np.float32)).to(frequency.device) for x in (np.cos(angles), np.sin(angles)))
+    return cos * scale, sin * scale
