@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from drafting import sequence
 
-from specdec.draft.features import LOOSE, Features
+from specdec.draft.features import LOOSE, Features, Piece
 from specdec.types import Draft, Forward, Span, Step, Tree, Verdict
 
 
@@ -94,10 +95,14 @@ def test_the_norm_is_applied_to_what_is_kept() -> None:
     assert features.n_bytes == 0
 
 
-def test_rows_that_nobody_uses_are_copied_out_of_their_passes() -> None:
+def test_rows_that_nobody_uses_are_copied_out_of_their_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that is not asked holds about its own rows, not all those that were refused or belong to others; and they
-    are the right ones, in order, whenever the copies are made."""
+    are the right ones, in order, whenever the copies are made. None is copied twice: among many sequences that would be all
+    day long."""
     features = Features((0, 5))
+    copied: list[int] = []
+    merged = Piece.merged
+    monkeypatch.setattr(Piece, "merged", lambda pieces: copied.extend(len(p.rows) for p in pieces) or merged(pieces))
     row, other = sequence([1, 2]), sequence([1] * 4000, number=1)
     row.n_cached = 1
     expected = []
@@ -113,6 +118,7 @@ def test_rows_that_nobody_uses_are_copied_out_of_their_passes() -> None:
         own = features._tracks[row.id].n_held
         assert features.n_bytes <= 8 * (2 * own + LOOSE + 100), "as many again, some, and the last pass"
     assert held(features, row) == expected
+    assert 0 < sum(copied) <= len(expected)
     track = features._tracks[row.id]
     last = track.part()
     assert (last.join().tolist(), track.n_held) == ([expected[-1]], len(expected) - 1)

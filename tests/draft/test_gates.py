@@ -99,6 +99,57 @@ def test_what_a_long_prompt_takes_is_saved_up_whatever_shorter_ones_ask_for_mean
     assert sum(gates.opens(long, Reader("a", 1000), False) for _ in range(LATER))
 
 
+def test_new_sequences_together_ask_a_drafter_that_does_not_pay_no_more_than_probing_allows() -> None:
+    """A busy server has new sequences all the time: were each given its first asks for nothing, they would never end."""
+    gates, drafter = gates_of(0.0), Reader("a")
+    n_asks = n_passes = 0
+    for number in range(0, 400, 16):
+        rows = [sequence([1], room=50, number=number + i) for i in range(16)]
+        for _ in range(50):
+            gates.gather(16)
+            for row in rows:
+                if gates.rests(row.id):
+                    continue
+                if gates.opens(row, drafter, False):
+                    n_asks += 1
+                    gates.close(row.id, ("a", False), 0.0, False, PASS / 16)
+                else:
+                    gates.rest(row.id)
+            gates.passed(PASS)
+            n_passes += 1
+        for row in rows:
+            gates.release(row.id)
+    assert 10 < n_asks <= 1 + PROBING * n_passes * PASS / PRICE
+
+
+def test_what_an_ask_saves_is_learned_for_each_crowd() -> None:
+    """Alone it pays, among sixteen it does not: a sequence that rests among many asks as soon as the others have ended."""
+    gates, drafter, row = gates_of(2 * PRICE), Reader("a"), sequence([1], room=10_000)
+
+    def passes(n: int, saved: float, count: int) -> int:
+        asks = 0
+        for _ in range(count):
+            gates.gather(n)
+            if not gates.rests(row.id):
+                if gates.opens(row, drafter, False):
+                    asks += 1
+                    gates.close(row.id, ("a", False), saved, saved > 0, PASS / n)
+                else:
+                    gates.rest(row.id)
+        return asks
+
+    assert passes(1, 2 * PRICE, 10) == 10
+    assert passes(16, 0.0, 400) < 20
+    assert passes(1, 2 * PRICE, 10) == 10
+    assert passes(16, 0.0, 100) == 0, "what was learned among many stays, too"
+
+
+def test_a_crowd_of_which_nothing_is_known_begins_with_what_the_next_smaller_one_knows() -> None:
+    gates = gates_of(0.0)
+    gates.gather(16)
+    assert not gates.opens(sequence([1], room=50), Reader("a"), False)
+
+
 def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
     """Resting is a shortcut: who is asked when is what counting every gate in every pass would give. A drafter that is asked
     behind others only has no part in it: it waits for passes in which they drafted well."""

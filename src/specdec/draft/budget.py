@@ -22,6 +22,12 @@ from specdec.runner.cost import Costs
 from specdec.tree import depths, main_path, prune
 from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Step, Verdict
 
+RIDING_MEMORY = 32
+"""Passes over which it is seen how many read prompts."""
+MOST_RIDING = 0.9
+"""Of the time of a pass, as much is at most put down to prompts. A stream's own pace is worth something, too: where rows cost
+next to nothing, drafts that cost no others' time are still verified."""
+
 
 @dataclass(slots=True)
 class _Plan:
@@ -83,6 +89,8 @@ class Budget:
         self._glance_every = GLANCES
         self._host = 0.0
         """Seconds of a step beside its pass and its drafting, running mean."""
+        self._riding = 0.0
+        """Share of the passes with decoding sequences that read prompts too, running mean."""
 
     def propose(self, sequences: Many[Sequence], limits: Many[int], rows: int) -> list[Draft]:
         """A draft to verify for each sequence whose next token this pass gives.
@@ -94,6 +102,7 @@ class Budget:
         self._asked, self._plans = {}, {}
         worth = None
         if not self._by_chance:
+            self._gates.gather(len(sequences))
             rests = self._gates.rests
             limits = [0 if rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
             if not any(limits):
@@ -115,9 +124,9 @@ class Budget:
         at = [i for i, sequence in enumerate(sequences) if sequence.id in self._asked]
         plans = [self._plan(sequences[i], proposed[i]) for i in at]
         self._plans = {sequences[i].id: plan for i, plan in zip(at, plans, strict=True)}
-        plain = self.costs.seconds(len(sequences))
-        kept = self._choose(plans, len(sequences), rows, asked - started)
-        self._settle(plans, kept, rows, (self._host + plain) / len(sequences))
+        plain = self._host + self._plain(len(sequences), rows)
+        kept = self._choose(plans, len(sequences), rows, asked - started + plain)
+        self._settle(plans, kept, rows, plain / len(sequences))
         for i, nodes in zip(at, kept, strict=True):
             if len(nodes) < len(proposed[i]):
                 proposed[i] = prune(proposed[i], nodes)
@@ -126,9 +135,22 @@ class Budget:
 
     def _worth(self, n: int, rows: int) -> tuple[float, float]:
         """Seconds that a token and a row of a pass for n sequences are worth."""
-        plain = self.costs.seconds(rows)
-        row = (self.costs.seconds(rows + 2 * n) - plain) / max(1, 2 * n)  # a row among the first few
-        return (self._host + plain) / max(1, n), row
+        return (self._host + self._plain(n, rows)) / max(1, n), self._row(n, rows)
+
+    def _row(self, n: int, rows: int) -> float:
+        """Seconds of a row among the first few that are added to a pass."""
+        few = 2 * max(1, n)
+        return (self.costs.seconds(rows + few) - self.costs.seconds(rows)) / few
+
+    def _plain(self, n: int, rows: int) -> float:
+        """Seconds that a token for each of n sequences takes in plain decoding.
+
+        Where passes read prompts anyway a token costs its row, and fewer passes would not help: weights are read for the
+        prompts. A server under load is always there, so its drafts must pay by rows alone.
+        """
+        alone = self.costs.seconds(max(1, n))
+        rows_alone = min(alone, n * self._row(n, rows))
+        return rows_alone + (1 - MOST_RIDING * self._riding) * (alone - rows_alone)
 
     def _ask(
         self,
@@ -188,11 +210,14 @@ class Budget:
 
         Prompts that are read in the same pass take their time whether drafts are verified or not, and it is spent on later
         tokens. Were it counted, a pass would seem so dear that nodes of little chance could ride on it.
+
+        Args:
+            spent: seconds that the n sequences' tokens take without any node.
         """
         kept: list[list[int]] = [[] for _ in plans]
         tokens = float(n)
         seconds = self.costs.seconds
-        fixed = spent + self._host - (seconds(rows) - seconds(n))
+        fixed = spent - seconds(rows)
         pool: list[tuple[float, int, int]] = []
         for index, plan in enumerate(plans):
             if plan.proposed.q is None and not plan.fixed:
@@ -225,6 +250,9 @@ class Budget:
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Score what was proposed against what was emitted, then let the drafters learn."""
         asked: dict[str, list[int]] = {}  # drafter -> the spans for which it was asked
+        widths = {span.stop - span.start for span in step.spans}
+        if 1 in widths:
+            self._riding += (float(len(widths) > 1) - self._riding) / RIDING_MEMORY
         began, scored = self._clock(), 0
         for i, (span, verdict) in enumerate(zip(step, verdicts, strict=True)):
             if verdict is None:

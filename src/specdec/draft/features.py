@@ -91,19 +91,22 @@ class Track:
         return self.fed + self.n_held
 
     def hold(self, piece: Piece) -> None:
-        """Keep the next rows. Copies are made seldom enough that a row is copied about once."""
+        """Keep the next rows. None is copied twice: what has been copied out of its passes stays where it is."""
         self.held.append(piece)
         self.n_held += len(piece.rows)
         self.n_loose += piece.n_others
         if self.n_loose > max(LOOSE, self.n_held):
-            self.held, self.n_loose = [Piece.merged(self.held)], 0
+            first = next(i for i, one in enumerate(self.held) if one.n_others)
+            self.held[first:], self.n_loose = [Piece.merged(self.held[first:])], 0
 
     def part(self) -> Piece:
         """Give away the last row held."""
         last = self.held.pop()
         self.n_held -= 1
+        self.n_loose -= last.n_others
         if len(last.rows) > 1:
             self.held.append(Piece(last.taps, last.rows[:-1], last.n_others + 1))
+            self.n_loose += last.n_others + 1
         return Piece(last.taps, last.rows[-1:], last.n_others + len(last.rows) - 1)
 
     def feed(self) -> None:

@@ -2,7 +2,8 @@
 
 A drafter that saves less than it takes for a sequence is asked more and more seldom, but never so seldom that it would not be
 noticed when the text begins to suit it. Between asks a sequence *rests*: it costs nothing but a decrement, since a step that
-drafts nothing must take no longer than one with speculation off.
+drafts nothing must take no longer than one with speculation off. What an ask saves depends on how many sequences share a pass
+(the more, the less a token takes in plain decoding), so each such *crowd* has gates of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Door = tuple[str, bool]
 """A drafter, and whether others have already made a good draft."""
 
 PROBING = 0.005
-"""Most of the time of plain decoding that may go into asking a drafter that does not pay, and into letting it watch."""
+"""Most of the time of plain decoding that may go into asking drafters where they do not pay, and into letting one watch."""
 
 GLANCES = 4
 """Of the sequences for which a thrifty drafter was not asked, it observes so many in one pass of so many, or of more."""
@@ -28,6 +29,10 @@ the prompt the same drafter saves less than where nothing was found."""
 
 TRIALS = 8
 """Asks over which the time that a drafter saves is averaged, and so many a drafter that never helps is given at first."""
+
+MANY = 4
+"""The crowd (of eight sequences) from which on asks that do not pay are limited for all sequences together: there are always
+some that are new, and their first asks would never end."""
 
 LATER = 4
 """Passes before a drafter is first asked for a new sequence where it has not paid for others."""
@@ -41,6 +46,8 @@ class Gate:
     """Running mean of the seconds that asking saved, what the asking itself took not deducted."""
     interval: int = 1
     """Passes from one ask to the next."""
+    pays: bool = True
+    """Is that at least what asking costs?"""
     waited: int = 0
 
     def close(self, saved: float, right: bool, price: float, longest: int) -> None:
@@ -49,17 +56,24 @@ class Gate:
         self.waited = 0
         # One very good draft is enough to open: text that begins to repeat goes on repeating.
         self.saved += (min(saved, TRIALS * price) - self.saved) / TRIALS
-        if self.saved >= price:
+        self.pays = self.saved >= price
+        if self.pays:
             self.interval = 1
         else:
             self.interval = max(1, self.interval // 2 if right else min(2 * self.interval, longest))
+
+
+_Key = tuple[str, bool, int]
+"""A door, and the crowd for which it stands."""
 
 
 @dataclass(slots=True)
 class _Row:
     """The gates of one sequence."""
 
-    gates: dict[Door, Gate] = field(default_factory=dict)
+    gates: dict[_Key, Gate] = field(default_factory=dict)
+    crowd: int = 0
+    """In which it last asked or began to rest."""
     rest: int = 0
     """Passes left in which none of them can open."""
     rested: int = 0
@@ -71,6 +85,7 @@ class Gates:
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
+        self._crowd = 1
         self._asking: dict[str, float] = {}
         """Seconds of asking a drafter for one sequence, running mean."""
         self._watching: dict[str, float] = {}
@@ -79,24 +94,32 @@ class Gates:
         """Seconds of choosing among a sequence's nodes and scoring them, running mean; 0 in passes in which none is asked."""
         self._reading: dict[str, float] = {}
         """Seconds in which a drafter reads a row of a prompt, running mean."""
-        self._saved: dict[Door, float] = {}
+        self._saved: dict[_Key, float] = {}
         """Seconds that asking it saved, over all sequences; a new one starts from there."""
-        self._gains: dict[Door, float] = {}
+        self._gains: dict[_Key, float] = {}
         """What asking it gained, over all sequences: its price deducted, and nothing where a gate shuts. Text differs, and a
         drafter that does not pay for most sequences may pay well for some."""
         self._purse = 0.0
-        """Seconds saved up for prompts that are read for drafters which do not pay, that it may be seen when they begin to."""
+        """Seconds saved up for asking drafters which do not pay, and for prompts that these must read before, that it may be
+        seen when they begin to. All sequences share them: a server has new ones all the time."""
         self._wanted = 0.0
-        """The most that such a prompt would have taken: no more is saved up."""
+        """The most that was needed at once: no more is saved up."""
 
     def __len__(self) -> int:
         """Sequences with gates."""
         return len(self._rows)
 
+    def gather(self, n: int) -> None:
+        """A pass for so many sequences begins. Crowds are 1, 2 to 3, 4 to 7 and so on."""
+        self._crowd = n.bit_length()
+
     def rests(self, sequence_id: int) -> bool:
         """Called once for every pass: can no gate of the sequence open in it?"""
         row = self._rows.get(sequence_id)
         if row is None or not row.rest:
+            return False
+        if row.crowd != self._crowd:
+            row.rest = 0
             return False
         row.rest -= 1
         row.rested += 1
@@ -106,41 +129,59 @@ class Gates:
         """Is the drafter to be asked? Called once for every pass in which it could be and the sequence does not rest."""
         row = self._rows.setdefault(sequence.id, _Row())
         if row.rested:
-            for (_, behind), known in row.gates.items():
-                known.waited += 0 if behind else row.rested
+            for (_, behind, crowd), known in row.gates.items():
+                known.waited += 0 if behind or crowd != row.crowd else row.rested
             row.rested = 0
-        door = drafter.name, behind_others
+        row.crowd = self._crowd
+        door = drafter.name, behind_others, self._crowd
         gate = row.gates.get(door)
         if gate is None:
             # e times its price, where nothing is known, is what TRIALS asks in vain bring down to the price.
             cost = self.cost(drafter.name)
-            saved = self._saved.get(door, math.e * cost)
+            saved = self._known(self._saved, door, math.e * cost)
             reading = drafter.unread(sequence) * self._reading.get(drafter.name, 0.0)
-            if not self._affords(reading, self._gains.get(door, saved - cost), sequence.room):
+            if not (self._promises(door, reading, sequence.room) or self._spend(reading)):
                 return False
-            gate = row.gates[door] = Gate(saved, 1 if saved >= cost else LATER)
+            gate = row.gates[door] = Gate(saved, *((1, True) if saved >= cost else (LATER, False)))
         gate.waited += 1
-        return gate.waited >= gate.interval
+        if gate.waited < gate.interval:
+            return False
+        if gate.pays or self._crowd < MANY:
+            return True
+        cost = self.cost(drafter.name)
+        return self._promises(door, TRIALS * cost, sequence.room) or self._spend(cost)
 
-    def _affords(self, reading: float, gain: float, room: int) -> bool:
-        """May a prompt be read, which takes so long, for a drafter that is expected to gain so much by each ask?
+    def _promises(self, key: _Key, seconds: float, room: int) -> bool:
+        """May so much be spent on finding out whether the drafter suits a sequence, for what it gains with others?
 
         A sequence may end long before it has no room left: within half of that it must have paid.
         """
-        if gain * room / 2 >= reading:
+        gain = self._known(self._gains, key, (math.e - 1) * self.cost(key[0]))
+        return gain * room / 2 >= seconds
+
+    def _known(self, means: dict[_Key, float], key: _Key, otherwise: float) -> float:
+        """What is known of a door in this crowd, or else in the next smaller one of which something is known."""
+        name, behind_others, crowd = key
+        for smaller in range(crowd, 0, -1):
+            if (known := means.get((name, behind_others, smaller))) is not None:
+                return known
+        return otherwise
+
+    def _spend(self, seconds: float) -> bool:
+        """Take so much from the purse, if it is there; else no less will be saved up."""
+        if self._purse >= seconds:
+            self._purse -= seconds
             return True
-        if self._purse >= reading:
-            self._purse -= reading
-            return True
-        self._wanted = max(self._wanted, reading)
+        self._wanted = max(self._wanted, seconds)
         return False
 
     def rest(self, sequence_id: int) -> None:
         """No gate of the sequence opened in this pass: none will until the first is due."""
         row = self._rows.get(sequence_id)
         if row is not None:
-            waits = [gate.interval - gate.waited for (_, behind_others), gate in row.gates.items() if not behind_others]
-            row.rest = max(0, min(waits, default=1) - 1)
+            waits = [gate.interval - gate.waited for (_, *at), gate in row.gates.items() if at == [False, self._crowd]]
+            next_due = min(waits, default=1)
+            row.rest = next_due - 1 if next_due > 0 else LATER  # it is due, and the purse was empty
 
     def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:
         """After an ask that saved so many seconds; ``per_token`` are those that a token takes in plain decoding."""
@@ -148,12 +189,13 @@ class Gates:
         if row is None:  # asked whether it pays or not
             return
         price = self.cost(door[0])
-        gate = row.gates[door]
+        key = *door, self._crowd
+        gate = row.gates[key]
         gate.close(saved, right, price, math.ceil(price / (PROBING * per_token)))
-        mean = self._saved.get(door, math.e * price)
-        self._saved[door] = mean + (saved - mean) / (4 * TRIALS)
-        mean, gain = self._gains.get(door, (math.e - 1) * price), max(0.0, gate.saved - price)
-        self._gains[door] = mean + (gain - mean) / (4 * TRIALS)
+        mean = self._known(self._saved, key, math.e * price)
+        self._saved[key] = mean + (saved - mean) / (4 * TRIALS)
+        mean, gain = self._known(self._gains, key, (math.e - 1) * price), max(0.0, gate.saved - price)
+        self._gains[key] = mean + (gain - mean) / (4 * TRIALS)
 
     def cost(self, name: str) -> float:
         """Seconds that asking a drafter for a sequence brings with it."""
