@@ -150,9 +150,13 @@ static float maximum(float *s, int64_t from, int64_t to) {
   int64_t begin = from & ~(int64_t)15, end = (to + 15) & ~(int64_t)15;
   for (int64_t j = begin; j < from; j++) s[j] = -INFINITY;
   for (int64_t j = to; j < end; j++) s[j] = -INFINITY;
-  f32x16 most = f_set1(-INFINITY);
-  for (int64_t j = begin; j < end; j += LANES) most = f_max(f_load(s + j), most);
-  return f_max_lanes(most);
+  f32x16 most[4];  // four at once: the next maximum need not wait for the last one's latency
+  for (int k = 0; k < 4; k++) most[k] = f_set1(-INFINITY);
+  int64_t j = begin;
+  for (; j + 4 * LANES <= end; j += 4 * LANES)
+    for (int k = 0; k < 4; k++) most[k] = f_max(f_load(s + j + k * LANES), most[k]);
+  for (; j < end; j += LANES) most[0] = f_max(f_load(s + j), most[0]);
+  return f_max_lanes(f_max(f_max(most[0], most[1]), f_max(most[2], most[3])));
 }
 
 // The same scores become probabilities before division, p = exp(s - m), and empty lanes 0; returns their sum.
