@@ -66,9 +66,10 @@ static void gather(const Run *run, int64_t r, float *to) {
 static void prepare_rows(const Run *run, int64_t first, int64_t last) {
   const Decoder *d = run->decoder;
   const int64_t k = run->matrix->k, groups = k / GROUP;
-  const int quantised = has(run->matrix, 1);
+  const int quantised = has(run->matrix, 1), floats = has(run->matrix, 0);
   for (int64_t r = first; r < last; r++) {
-    float *x = run->input.x + r * k, *to = x;
+    // Normed rows that nobody reads as floats lie one upon the other, where they stay in the cache.
+    float *x = run->input.x + (run->norm && !floats ? first : r) * k, *to = x;
     if (run->matrix == &d->fuse) gather(run, r, x);
     if (run->norm && k != d->d) {  // an embedding lies before the state
       embed(&d->embedding, run->pass->tokens[r], x);
