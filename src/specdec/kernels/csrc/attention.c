@@ -23,6 +23,8 @@
 
 #define SPAN 4             // blocks that all queries of a tile pass over together, while they are in the first-level cache
 #define TILE_QUERIES 96    // queries of a tile
+#define TILE_COST 4        // what a tile costs beside its queries, in queries: it copies or converts what they see
+#define MANY_CHUNKS 8      // for a thread: as good as equal shares
 #define COPY_GROUPS 3      // groups of queries that gain by a copy of bfloat16 blocks as floats
 #define COPY_HEAD 256      // entries of the longest head whose blocks are copied
 #define TILE_SCORES (SPECDEC_LEVEL == 2 ? 196608 : 98304)  // of a tile: those of long contexts fit the second-level cache
@@ -352,13 +354,26 @@ static int split(Job *job, int threads) {
   return OK;
 }
 
+// Rows of a tile: from few to most, so that threads which share equal tiles are soonest done.
+static int64_t rows_of_tile(const Call *c, int64_t rows, int64_t few, int64_t most, int threads) {
+  int64_t best = most, soonest = INT64_MAX, n = greatest(1, (rows + most - 1) / most), size, chunks;
+  do {
+    size = (rows + n - 1) / n;
+    chunks = c->kv_heads * n++;
+    const int64_t time = (chunks + threads - 1) / threads * (size * c->per_kv + TILE_COST);
+    if (time < soonest) best = size, soonest = time;
+  } while (size > few && chunks < MANY_CHUNKS * threads);
+  return best;
+}
+
 // Returns 0, or what is wrong: 1 a row (its table, prefix or path), 2 a block id, 3 no memory.
 KERNEL(int, attend)
 (const float *q, int64_t q_stride, const void *keys, const void *values, int kind, int64_t n_blocks, const int32_t *tables,
  int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
  int64_t path_width, const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd, float scale,
  int64_t window) {
-  int64_t per_kv = heads / kv_heads, seen = 0, longest = 0;
+  const int64_t per_kv = heads / kv_heads;
+  int64_t seen = 0, longest = 0;
   Call c = {q, q_stride, keys, values, tables, sequence, prefix, path, n_path, out, table_width, path_width, per_kv, kv_heads,
             hd, window, scale, kind, {0}};
   for (int64_t b = 0; b < SPAN; b++) c.copied[b] = b * BLOCK * hd;
@@ -370,9 +385,8 @@ KERNEL(int, attend)
     longest = greatest(longest, n);
   }
   int threads = threads_for(seen * heads * hd * 2, GRAIN);
-  int64_t most = least(TILE_QUERIES, TILE_SCORES / greatest(1, longest)) / per_kv, few = greatest(1, MOST / per_kv);
-  most = greatest(most, few);
-  while (most > few && threads > 1 && kv_heads * ((rows + most - 1) / most) < 3 * threads) most = greatest(few, most / 2);
+  const int64_t few = greatest(1, MOST / per_kv), fit = least(TILE_QUERIES, TILE_SCORES / greatest(1, longest)) / per_kv;
+  const int64_t most = rows_of_tile(&c, rows, few, greatest(few, fit), threads);
 
   Tile *tiles = malloc((size_t)(rows + 1) * sizeof(Tile));
   if (!tiles) return NO_MEMORY;
