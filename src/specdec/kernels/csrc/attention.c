@@ -17,14 +17,10 @@
 // keys [blocks, KV, block], values [blocks, KV, block], as kv.h has blocks; hd is a multiple of 8, and of 16 for codes.
 #include <stdlib.h>
 
-#include "attention.h"
-#include "rows.h"
+#include "attention_tiles.h"
 #include "threads.h"
 
-#define SPAN 4             // blocks that all queries of a tile pass over together, while they are in the first-level cache
 #define TILE_QUERIES 96    // queries of a tile
-#define TILE_COST 4        // what a tile costs beside its queries, in queries: it copies or converts what they see
-#define MANY_CHUNKS 8      // for a thread: as good as equal shares
 #define COPY_GROUPS 3      // groups of queries that gain by a copy of bfloat16 blocks as floats
 #define COPY_HEAD 256      // entries of the longest head whose blocks are copied
 #define TILE_SCORES (SPECDEC_LEVEL == 2 ? 196608 : 98304)  // of a tile: those of long contexts fit the second-level cache
@@ -32,36 +28,12 @@
 #define SPLIT_BLOCKS 8     // the fewest blocks worth a chunk where the heads of one tile are too few for the threads
 #define SPLIT_ENTRIES 32   // and how many entries of the head: a cache line of bfloat16
 
-typedef struct {
-  const float *q;
-  int64_t q_stride;
-  const void *keys, *values;
-  const int32_t *tables, *sequence, *prefix, *path, *n_path;
-  float *out;
-  int64_t table_width, path_width, per_kv, kv_heads, hd, window;
-  float scale;
-  int kind;
-  int64_t copied[SPAN + MOST_COLUMNS];  // element at which a block of a copy starts
-} Call;
-
-// Rows [first, last) of one sequence, with every block from lo to hi - 1 that one of them may see. Query k of a tile and a key
-// head is the row first + k / per_kv with its query head k % per_kv. Places in a list count from base = 16 lo.
-typedef struct {
-  int64_t first, last, lo, hi, base, queries;
-} Tile;
-
 // Some blocks of keys or values: where the pool holds them, or a copy.
 typedef struct {
   const void *p;
   const int64_t *at;
   int kind;
 } Blocks;
-
-// Queries [k, last) of a tile, which are summed side by side; the slots [from, to) that all their rows see; and the block of
-// the table before which all that they see ends.
-typedef struct {
-  int64_t k, last, from, to, end;
-} Group;
 
 // What a tile and one of its key heads are worked on in.
 typedef struct {
@@ -75,47 +47,9 @@ typedef struct {
   int64_t n_groups, width, ld_o;
 } Work;
 
-static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
-
-// First visible position of a row's list, and the first visible entry of its path.
-static int64_t start_of(const Call *c, int64_t i) {
-  return c->window > 0 ? greatest(0, c->prefix[i] + c->n_path[i] - c->window) : 0;
-}
-static int64_t path_start(const Call *c, int64_t i) { return greatest(0, start_of(c, i) - c->prefix[i]); }
-
 // Where query k lies in q or out.
 static int64_t place(const Call *c, const Tile *t, int64_t kv, int64_t k, int64_t stride) {
   return (t->first + k / c->per_kv) * stride + (kv * c->per_kv + k % c->per_kv) * c->hd;
-}
-
-// The blocks that rows [first, last) may see.
-static Tile tile_of(const Call *c, int64_t first, int64_t last) {
-  Tile t = {first, last, INT64_MAX, 0, 0, (last - first) * c->per_kv};
-  for (int64_t i = first; i < last; i++) {
-    t.lo = least(t.lo, start_of(c, i) / BLOCK);
-    if (start_of(c, i) < c->prefix[i]) t.hi = greatest(t.hi, (c->prefix[i] + BLOCK - 1) / BLOCK);
-    for (int64_t a = path_start(c, i); a < c->n_path[i]; a++) {
-      int64_t block = c->path[i * c->path_width + a] / BLOCK;
-      t.lo = least(t.lo, block);
-      t.hi = greatest(t.hi, block + 1);
-    }
-  }
-  t.base = t.lo * BLOCK;
-  return t;
-}
-
-// Queries from k on that are summed side by side.
-static Group group_of(const Call *c, const Tile *t, int64_t k) {
-  const int64_t last = least(k + MOST, t->queries), first_row = t->first + k / c->per_kv;
-  const int64_t last_row = t->first + (last - 1) / c->per_kv;
-  Group g = {k, last, 0, INT64_MAX, tile_of(c, first_row, last_row + 1).hi};
-  for (int64_t i = first_row; i <= last_row; i++) {
-    g.from = greatest(g.from, start_of(c, i));
-    g.to = least(g.to, c->prefix[i]);
-  }
-  if (g.to < g.from) g.from = g.to = INT64_MAX;  // nothing in common: every row by itself
-  return g;
 }
 
 static void prepare(const Call *c, const Tile *t, int64_t kv, Work *w) {
@@ -352,18 +286,6 @@ static int split(Job *job, int threads) {
   specdec_parallel(threads, c->kv_heads * job->parts, weigh_chunk, job);
   free(job->works);
   return OK;
-}
-
-// Rows of a tile: from few to most, so that threads which share equal tiles are soonest done.
-static int64_t rows_of_tile(const Call *c, int64_t rows, int64_t few, int64_t most, int threads) {
-  int64_t best = most, soonest = INT64_MAX, n = greatest(1, (rows + most - 1) / most), size, chunks;
-  do {
-    size = (rows + n - 1) / n;
-    chunks = c->kv_heads * n++;
-    const int64_t time = (chunks + threads - 1) / threads * (size * c->per_kv + TILE_COST);
-    if (time < soonest) best = size, soonest = time;
-  } while (size > few && chunks < MANY_CHUNKS * threads);
-  return best;
 }
 
 // Returns 0, or what is wrong: 1 a row (its table, prefix or path), 2 a block id, 3 no memory.
