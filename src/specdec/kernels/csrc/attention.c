@@ -17,33 +17,23 @@
 // keys [blocks, KV, block], values [blocks, KV, block], as kv.h has blocks; hd is a multiple of 8, and of 16 for codes.
 #include <stdlib.h>
 
-#include "attention.h"
-#include "rows.h"
+#include "attention_tiles.h"
 #include "threads.h"
 
-#define SPAN 4             // blocks that all queries of a tile pass over together, while they are in the first-level cache
-#define TILE_QUERIES 24    // queries of a tile
-#define TILE_SCORES 98304  // scores of a tile, so that long contexts stay within the second-level cache
+#define TILE_QUERIES 96    // queries of a tile
+#define COPY_GROUPS 3      // groups of queries that gain by a copy of bfloat16 blocks as floats
+#define COPY_HEAD 256      // entries of the longest head whose blocks are copied
+#define TILE_SCORES (SPECDEC_LEVEL == 2 ? 196608 : 98304)  // of a tile: those of long contexts fit the second-level cache
 #define GRAIN 70000        // multiply-adds worth a thread: at one row they wait for memory
 #define SPLIT_BLOCKS 8     // the fewest blocks worth a chunk where the heads of one tile are too few for the threads
 #define SPLIT_ENTRIES 32   // and how many entries of the head: a cache line of bfloat16
 
+// Some blocks of keys or values: where the pool holds them, or a copy.
 typedef struct {
-  const float *q;
-  int64_t q_stride;
-  const void *keys, *values;
-  const int32_t *tables, *sequence, *prefix, *path, *n_path;
-  float *out;
-  int64_t table_width, path_width, per_kv, kv_heads, hd, window;
-  float scale;
+  const void *p;
+  const int64_t *at;
   int kind;
-} Call;
-
-// Rows [first, last) of one sequence, with every block from lo to hi - 1 that one of them may see. Query k of a tile and a key
-// head is the row first + k / per_kv with its query head k % per_kv. Places in a list count from base = 16 lo.
-typedef struct {
-  int64_t first, last, lo, hi, base, queries;
-} Tile;
+} Blocks;
 
 // What a tile and one of its key heads are worked on in.
 typedef struct {
@@ -51,26 +41,18 @@ typedef struct {
   float *scores;  // [queries, width]: by slot, then by position, and then probabilities
   float *o;       // [queries, ld_o]: sixteens of the head; the last one ends at hd and may overlap the one before
   float *den;     // [queries]
+  Group *groups;  // [n_groups]
   int64_t *at;    // [blocks + AHEAD] element at which a block starts
   int64_t *path;  // [rows, path_width] element at which the value of an entry starts; of codes, as a Span has it
-  int64_t width, ld_o;
+  int64_t n_groups, width, ld_o;
 } Work;
-
-static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
-
-// First visible position of a row's list, and the first visible entry of its path.
-static int64_t start_of(const Call *c, int64_t i) {
-  return c->window > 0 ? greatest(0, c->prefix[i] + c->n_path[i] - c->window) : 0;
-}
-static int64_t path_start(const Call *c, int64_t i) { return greatest(0, start_of(c, i) - c->prefix[i]); }
 
 // Where query k lies in q or out.
 static int64_t place(const Call *c, const Tile *t, int64_t kv, int64_t k, int64_t stride) {
   return (t->first + k / c->per_kv) * stride + (kv * c->per_kv + k % c->per_kv) * c->hd;
 }
 
-static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
+static void prepare(const Call *c, const Tile *t, int64_t kv, Work *w) {
   const int32_t *table = c->tables + (int64_t)c->sequence[t->first] * c->table_width;
   int64_t hd = c->hd, n_blocks = t->hi - t->lo, block = kv_block(c->kind, hd), row = kv_quantised(c->kind) ? 1 : hd;
   for (int64_t b = 0; b < n_blocks + AHEAD; b++)
@@ -80,6 +62,8 @@ static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
       int64_t slot = c->path[i * c->path_width + a];
       w->path[(i - t->first) * c->path_width + a] = w->at[slot / BLOCK - t->lo] + slot % BLOCK * row;
     }
+  w->n_groups = 0;
+  for (int64_t k = 0; k < t->queries; k += MOST) w->groups[w->n_groups++] = group_of(c, t, k);
   for (int64_t k = 0; k < t->queries; k++) {
     const float *q = c->q + place(c, t, kv, k, c->q_stride);
     for (int64_t d = 0; d < hd; d++) w->q[k * hd + d] = c->scale * q[d];
@@ -87,12 +71,26 @@ static void prepare(const Call *c, const Tile *t, int64_t kv, const Work *w) {
   memset(w->o, 0, (size_t)(t->queries * w->ld_o) * sizeof(float));
 }
 
+// n blocks of a tile from its b-th on, for all its groups. Each group would convert the same bfloat16 numbers, so many share
+// a copy.
+static Blocks blocks_of(const Call *c, const Work *w, const void *pool, int64_t b, int64_t n, int values, float *copy) {
+  if (c->kind != KV_BF16 || w->n_groups < COPY_GROUPS || c->hd % LANES || c->hd > COPY_HEAD)
+    return (Blocks){pool, w->at + b, c->kind};
+  copy_blocks(pool, w->at + b, n, c->hd, values, copy);
+  return (Blocks){copy, c->copied, COPIED};
+}
+
 // Scores of all queries against blocks [from, to) of the tile's.
 static void score_blocks_of(const Call *c, const Tile *t, const Work *w, int64_t from, int64_t to) {
-  for (int64_t b = from; b < to; b += SPAN)
-    for (int64_t k = 0; k < t->queries; k += MOST)
-      score_any(least(MOST, t->queries - k), c->kind, w->q + k * c->hd, c->hd, c->keys, w->at + b, least(SPAN, to - b),
-                w->scores + k * w->width + b * BLOCK, w->width);
+  _Alignas(64) float copy[SPAN * BLOCK * COPY_HEAD];
+  for (int64_t b = from; b < to; b += SPAN) {
+    const int64_t n = least(SPAN, to - b);
+    const Blocks keys = blocks_of(c, w, c->keys, b, n, 0, copy);
+    for (const Group *g = w->groups; g < w->groups + w->n_groups; g++)
+      if (t->lo + b < g->end)
+        score_any(g->last - g->k, keys.kind, w->q + g->k * c->hd, c->hd, keys.p, keys.at, least(n, g->end - t->lo - b),
+                  w->scores + g->k * w->width + b * BLOCK, w->width);
+  }
 }
 
 // Scores of queries [k, end) become probabilities, those of a path behind those of the prefix. All maxima come first: the
@@ -116,14 +114,16 @@ static void soften_queries(const Call *c, const Tile *t, const Work *w, int64_t 
   }
 }
 
-// Add the values of slots [from, to) to n queries, entries [d, end) of the head.
-static void weigh_slots(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t n, int64_t from, int64_t to, int64_t d,
-                        int64_t end) {
+// Add the values of slots [from, to) to n queries, entries [d, end) of the head; `values` begin with the tile's b-th block.
+static void weigh_slots(const Call *c, const Tile *t, const Work *w, const Blocks *values, int64_t b, int64_t k, int64_t n,
+                        int64_t from, int64_t to, int64_t d, int64_t end) {
   from -= t->base;
   to -= t->base;
   if (from >= to) return;
-  Span keys = {w->at + from / BLOCK, BLOCK, from % BLOCK, to - from, AHEAD};
-  weigh_any(n, c->kind, c->hd, d, end, w->scores + k * w->width + from, w->width, c->values, &keys, w->o + k * w->ld_o, w->ld_o);
+  Span keys = {values->at + from / BLOCK - b, BLOCK, from % BLOCK, to - from, AHEAD};
+  if (values->kind == COPIED) keys = (Span){values->at, SPAN * BLOCK, from - b * BLOCK, to - from, 0};
+  weigh_any(n, values->kind, c->hd, d, end, w->scores + k * w->width + from, w->width, values->p, &keys, w->o + k * w->ld_o,
+            w->ld_o);
 }
 
 // Add the values of a row's path to n of its queries.
@@ -135,53 +135,34 @@ static void weigh_path(const Call *c, const Tile *t, const Work *w, int64_t k, i
             w->o + k * w->ld_o, w->ld_o);
 }
 
-// The slots that all rows of queries [k, end) see.
-static void common(const Call *c, const Tile *t, int64_t k, int64_t end, int64_t *from, int64_t *to) {
-  *from = 0;
-  *to = INT64_MAX;
-  for (int64_t i = t->first + k / c->per_kv; i <= t->first + (end - 1) / c->per_kv; i++) {
-    *from = greatest(*from, start_of(c, i));
-    *to = least(*to, c->prefix[i]);
-  }
-  if (*to < *from) *from = *to = INT64_MAX;  // nothing in common: every row by itself
-}
-
-// Queries [k, last) row by row: what a row's list holds before the slots [from, to) that all of them see, or what comes after.
-static void weigh_alone(const Call *c, const Tile *t, const Work *w, int64_t k, int64_t last, int64_t from, int64_t to,
-                        int after, int64_t d, int64_t end) {
-  const int64_t per_kv = c->per_kv;
-  for (int64_t r = k, n; r < last; r += n) {
-    const int64_t i = t->first + r / per_kv;
-    n = least(last, (r / per_kv + 1) * per_kv) - r;
+// A group row by row: what a row's list holds before the slots that all of them see, or what comes after.
+static void weigh_alone(const Call *c, const Tile *t, const Work *w, const Group *g, int after, int64_t d, int64_t end) {
+  const Blocks values = {c->values, w->at, c->kind};
+  for (int64_t k = g->k, n; k < g->last; k += n) {
+    const int64_t i = t->first + k / c->per_kv, start = start_of(c, i), prefix = c->prefix[i];
+    n = least(g->last, (k / c->per_kv + 1) * c->per_kv) - k;
     if (!after) {
-      weigh_slots(c, t, w, r, n, start_of(c, i), least(from, c->prefix[i]), d, end);
+      weigh_slots(c, t, w, &values, 0, k, n, start, least(g->from, prefix), d, end);
       continue;
     }
-    weigh_slots(c, t, w, r, n, greatest(to, start_of(c, i)), c->prefix[i], d, end);
-    weigh_path(c, t, w, r, n, d, end);
+    weigh_slots(c, t, w, &values, 0, k, n, greatest(g->to, start), prefix, d, end);
+    weigh_path(c, t, w, k, n, d, end);
   }
 }
 
-// Entries [d, end) of the head of all results: what all rows of a group of queries see in common they pass over together,
-// what comes before and after in the list of one row that row passes over alone.
+// Entries [d, end) of the head of all results: what all rows of a group see in common they pass over together, what comes
+// before and after in the list of one row that row passes over alone.
 static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Work *w, int64_t d, int64_t end) {
-  int64_t from, to, last;
-  for (int64_t k = 0; k < t->queries; k = last) {
-    last = least(k + MOST, t->queries);
-    common(c, t, k, last, &from, &to);
-    weigh_alone(c, t, w, k, last, from, to, 0, d, end);
+  _Alignas(64) float copy[SPAN * BLOCK * COPY_HEAD];
+  const Group *groups = w->groups, *stop = groups + w->n_groups;
+  for (const Group *g = groups; g < stop; g++) weigh_alone(c, t, w, g, 0, d, end);
+  for (int64_t b = 0; b < t->hi - t->lo; b += SPAN) {
+    const int64_t first = t->base + b * BLOCK, n = least(SPAN, t->hi - t->lo - b);
+    const Blocks values = blocks_of(c, w, c->values, b, n, 1, copy);
+    for (const Group *g = groups; g < stop; g++)
+      weigh_slots(c, t, w, &values, b, g->k, g->last - g->k, greatest(g->from, first), least(g->to, first + n * BLOCK), d, end);
   }
-  for (int64_t slot = t->base; slot < t->hi * BLOCK; slot += SPAN * BLOCK)
-    for (int64_t k = 0; k < t->queries; k = last) {
-      last = least(k + MOST, t->queries);
-      common(c, t, k, last, &from, &to);
-      weigh_slots(c, t, w, k, last - k, greatest(from, slot), least(to, slot + SPAN * BLOCK), d, end);
-    }
-  for (int64_t k = 0; k < t->queries; k = last) {
-    last = least(k + MOST, t->queries);
-    common(c, t, k, last, &from, &to);
-    weigh_alone(c, t, w, k, last, from, to, 1, d, end);
-  }
+  for (const Group *g = groups; g < stop; g++) weigh_alone(c, t, w, g, 1, d, end);
   for (int64_t k = 0; k < t->queries; k++) {
     const float *o = w->o + k * w->ld_o;
     f32x16 inverse = f_set1(1.0f / w->den[k]);
@@ -192,22 +173,6 @@ static void weigh_entries_of(const Call *c, const Tile *t, int64_t kv, const Wor
       else f_store(out + least(e, c->hd - LANES), x);
     }
   }
-}
-
-// The blocks that rows [first, last) may see.
-static Tile tile_of(const Call *c, int64_t first, int64_t last) {
-  Tile t = {first, last, INT64_MAX, 0, 0, (last - first) * c->per_kv};
-  for (int64_t i = first; i < last; i++) {
-    t.lo = least(t.lo, start_of(c, i) / BLOCK);
-    if (start_of(c, i) < c->prefix[i]) t.hi = greatest(t.hi, (c->prefix[i] + BLOCK - 1) / BLOCK);
-    for (int64_t a = path_start(c, i); a < c->n_path[i]; a++) {
-      int64_t block = c->path[i * c->path_width + a] / BLOCK;
-      t.lo = least(t.lo, block);
-      t.hi = greatest(t.hi, block + 1);
-    }
-  }
-  t.base = t.lo * BLOCK;
-  return t;
 }
 
 // Pieces of a grow-only buffer per thread: `works` times the room that the tiles of a call need.
@@ -221,7 +186,9 @@ static int take(const Call *c, const Room *r, int64_t works, Work *w) {
   // An odd number of sixteens, or the queries' scores would fight over the same sets of the cache.
   int64_t width = (r->places + up16(c->path_width)) | BLOCK, ld_o = up16(c->hd), at = r->places / BLOCK + AHEAD;
   size_t floats = (size_t)up16(r->queries * (c->hd + width + ld_o + 1));
-  size_t bytes = floats * sizeof(float) + (size_t)((at + r->rows * c->path_width + 7) & ~(int64_t)7) * sizeof(int64_t);
+  size_t groups = (size_t)(r->queries + MOST - 1) / MOST;
+  size_t bytes = floats * sizeof(float) + groups * sizeof(Group) + (size_t)(at + r->rows * c->path_width) * sizeof(int64_t);
+  bytes = (bytes + 63) & ~(size_t)63;
   if ((size_t)works * bytes + 64 > size) {
     free(buffer);
     size = (size_t)works * bytes * 5 / 4 + 64;
@@ -236,7 +203,8 @@ static int take(const Call *c, const Room *r, int64_t works, Work *w) {
     w->o = w->scores + r->queries * width;
     w->q = w->o + r->queries * ld_o;
     w->den = w->q + r->queries * c->hd;
-    w->at = (int64_t *)(w->scores + floats);
+    w->groups = (Group *)(w->scores + floats);
+    w->at = (int64_t *)(w->groups + groups);
     w->path = w->at + at;
   }
   return 1;
@@ -326,9 +294,11 @@ KERNEL(int, attend)
  int64_t sequences, int64_t table_width, const int32_t *sequence, const int32_t *prefix, const int32_t *path,
  int64_t path_width, const int32_t *n_path, float *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t hd, float scale,
  int64_t window) {
-  int64_t per_kv = heads / kv_heads, seen = 0, longest = 0;
+  const int64_t per_kv = heads / kv_heads;
+  int64_t seen = 0, longest = 0;
   Call c = {q, q_stride, keys, values, tables, sequence, prefix, path, n_path, out, table_width, path_width, per_kv, kv_heads,
-            hd, window, scale, kind};
+            hd, window, scale, kind, {0}};
+  for (int64_t b = 0; b < SPAN; b++) c.copied[b] = b * BLOCK * hd;
   int wrong = check(&c, rows, sequences, n_blocks);
   if (wrong) return wrong;
   for (int64_t i = 0; i < rows; i++) {
@@ -337,9 +307,8 @@ KERNEL(int, attend)
     longest = greatest(longest, n);
   }
   int threads = threads_for(seen * heads * hd * 2, GRAIN);
-  int64_t most = least(TILE_QUERIES, TILE_SCORES / greatest(1, longest)) / per_kv, few = greatest(1, MOST / per_kv);
-  most = greatest(most, few);
-  while (most > few && threads > 1 && kv_heads * ((rows + most - 1) / most) < 4 * threads) most = greatest(few, most / 2);
+  const int64_t few = greatest(1, MOST / per_kv), fit = least(TILE_QUERIES, TILE_SCORES / greatest(1, longest)) / per_kv;
+  const int64_t most = rows_of_tile(&c, rows, few, greatest(few, fit), threads);
 
   Tile *tiles = malloc((size_t)(rows + 1) * sizeof(Tile));
   if (!tiles) return NO_MEMORY;

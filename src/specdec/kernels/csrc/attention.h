@@ -23,6 +23,9 @@
 #define COLUMNS(R) 1
 #endif
 
+// Beside the kinds of storage (kv.h): a tile's own copy of some blocks as floats, which is in the first-level cache.
+#define COPIED (KV_INT4 + 1)
+
 // Sixteen floats of the pool; those of bfloat16 in mixed order, until in_order.
 ALWAYS f32x16 load(const void *p, int64_t at, const int kind) {
   return kind == KV_BF16 ? f_load_bf16_mixed((const uint16_t *)p + at) : f_load((const float *)p + at);
@@ -39,7 +42,7 @@ ALWAYS f32x16 load_half(const void *p, int64_t at, const int kind) {
 
 // The blocks of a table lie anywhere, so the processor cannot guess where the next one starts.
 ALWAYS void fetch(const void *p, int64_t at, const int kind) {
-  __builtin_prefetch((const char *)p + at * kv_element(kind));
+  if (kind != COPIED) __builtin_prefetch((const char *)p + at * kv_element(kind));
 }
 
 // Keeps the compiler from holding the broadcasts of one column for the next: registers are for the sums. AVX-512 has enough for
@@ -49,6 +52,16 @@ ALWAYS void fetch(const void *p, int64_t at, const int kind) {
 #else
 #define NEXT_COLUMN() __asm__ volatile("" ::: "memory")
 #endif
+
+// Copy blocks of bfloat16 as floats, one behind the other: keys in order, values in the order in which they are summed.
+static void copy_blocks(const void *p, const int64_t *at, int64_t n_blocks, int64_t hd, const int values, float *to) {
+  for (int64_t b = 0; b < n_blocks; b++)
+    for (int64_t i = 0; i < BLOCK * hd; i += LANES, to += LANES) {
+      const f32x16 x = load(p, at[b] + i, KV_BF16);
+      f_store(to, values ? x : in_order(x, KV_BF16));
+      fetch(p, at[b + AHEAD] + i, KV_BF16);
+    }
+}
 
 // Scores of R queries against C blocks. q [R, hd]; at: where each block starts.
 ALWAYS void score(const int R, const int C, const int kind, const float *q, int64_t hd, const void *keys, const int64_t *at,
@@ -124,6 +137,10 @@ ALWAYS void score_blocks(const int R, const int kind, const float *q, int64_t hd
     return;
   }
   for (; b + C <= n_blocks; b += C) score(R, C, kind, q, hd, keys, at + b, s + b * BLOCK, width);
+  if (C > 2 && b + 2 <= n_blocks) {
+    score(R, 2, kind, q, hd, keys, at + b, s + b * BLOCK, width);
+    b += 2;
+  }
   for (; b < n_blocks; b++) score(R, 1, kind, q, hd, keys, at + b, s + b * BLOCK, width);
 }
 
@@ -133,9 +150,13 @@ static float maximum(float *s, int64_t from, int64_t to) {
   int64_t begin = from & ~(int64_t)15, end = (to + 15) & ~(int64_t)15;
   for (int64_t j = begin; j < from; j++) s[j] = -INFINITY;
   for (int64_t j = to; j < end; j++) s[j] = -INFINITY;
-  f32x16 most = f_set1(-INFINITY);
-  for (int64_t j = begin; j < end; j += LANES) most = f_max(f_load(s + j), most);
-  return f_max_lanes(most);
+  f32x16 most[4];  // four at once: the next maximum need not wait for the last one's latency
+  for (int k = 0; k < 4; k++) most[k] = f_set1(-INFINITY);
+  int64_t j = begin;
+  for (; j + 4 * LANES <= end; j += 4 * LANES)
+    for (int k = 0; k < 4; k++) most[k] = f_max(f_load(s + j + k * LANES), most[k]);
+  for (; j < end; j += LANES) most[0] = f_max(f_load(s + j), most[0]);
+  return f_max_lanes(f_max(f_max(most[0], most[1]), f_max(most[2], most[3])));
 }
 
 // The same scores become probabilities before division, p = exp(s - m), and empty lanes 0; returns their sum.
@@ -254,17 +275,20 @@ ALWAYS void weigh_entries(const int R, const int kind, int64_t hd, int64_t d, in
 #define EACH_R(CASE) switch (R) { case 1: CASE(1); break; case 2: CASE(2); break; case 3: CASE(3); break; \
                                   case 4: CASE(4); break; case 5: CASE(5); break; default: CASE(6); }
 #define EACH_KIND(CASE) switch (kind) { case KV_F32: EACH_R(CASE##_F32) break; case KV_BF16: EACH_R(CASE##_BF16) break; \
-                                        case KV_INT8: EACH_R(CASE##_INT8) break; default: EACH_R(CASE##_INT4) }
+                                        case KV_INT8: EACH_R(CASE##_INT8) break; case KV_INT4: EACH_R(CASE##_INT4) break; \
+                                        default: EACH_R(CASE##_COPIED) }
 #define SCORE(R, KIND) score_blocks(R, KIND, q, hd, keys, at, n_blocks, s, width)
 #define SCORE_F32(R) SCORE(R, KV_F32)
 #define SCORE_BF16(R) SCORE(R, KV_BF16)
 #define SCORE_INT8(R) SCORE(R, KV_INT8)
 #define SCORE_INT4(R) SCORE(R, KV_INT4)
+#define SCORE_COPIED(R) SCORE(R, COPIED)
 #define WEIGH(R, KIND) weigh_entries(R, KIND, hd, d, end, p, ld_p, values, keys, o, ld_o)
 #define WEIGH_F32(R) WEIGH(R, KV_F32)
 #define WEIGH_BF16(R) WEIGH(R, KV_BF16)
 #define WEIGH_INT8(R) WEIGH(R, KV_INT8)
 #define WEIGH_INT4(R) WEIGH(R, KV_INT4)
+#define WEIGH_COPIED(R) WEIGH(R, COPIED)
 
 static void score_any(int64_t R, int kind, const float *q, int64_t hd, const void *keys, const int64_t *at, int64_t n_blocks,
                       float *s, int64_t width) {

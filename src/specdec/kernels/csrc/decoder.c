@@ -66,9 +66,10 @@ static void gather(const Run *run, int64_t r, float *to) {
 static void prepare_rows(const Run *run, int64_t first, int64_t last) {
   const Decoder *d = run->decoder;
   const int64_t k = run->matrix->k, groups = k / GROUP;
-  const int quantised = has(run->matrix, 1);
+  const int quantised = has(run->matrix, 1), floats = has(run->matrix, 0);
   for (int64_t r = first; r < last; r++) {
-    float *x = run->input.x + r * k, *to = x;
+    // Normed rows that nobody reads as floats lie one upon the other, where they stay in the cache.
+    float *x = run->input.x + (run->norm && !floats ? first : r) * k, *to = x;
     if (run->matrix == &d->fuse) gather(run, r, x);
     if (run->norm && k != d->d) {  // an embedding lies before the state
       embed(&d->embedding, run->pass->tokens[r], x);
@@ -132,12 +133,12 @@ static void gates(const Run *run, int64_t u, int64_t last, int64_t first, int64_
     product(m, &run->normed, first, rows, f / LANES + 2 * u, f / LANES + 2 * u + 2, up, 0, GROUP);
     add_bias(m, u * GROUP, gate, rows, GROUP, GROUP);
     add_bias(m, f + u * GROUP, up, rows, GROUP, GROUP);
-    for (int64_t r = 0; r < rows; r++) {
-      float *g = gate + r * GROUP;
-      for (int64_t k = 0; k < GROUP; k += LANES) f_store(g + k, f_mul(silu(f_load(g + k)), f_load(up + r * GROUP + k)));
-      if (quantised) quantise(g, run->hidden.q + (first + r) * (f / GROUP) + u);
-      if (floats) memcpy(run->hidden.x + (first + r) * f + u * GROUP, g, GROUP * sizeof(float));
-    }
+    // One loop after the other: in each, the steps of several rows overlap.
+    for (int64_t k = 0; k < rows * GROUP; k += LANES) f_store(gate + k, f_mul(silu(f_load(gate + k)), f_load(up + k)));
+    for (int64_t r = 0; quantised && r < rows; r++)
+      quantise(gate + r * GROUP, run->hidden.q + (first + r) * (f / GROUP) + u);
+    for (int64_t r = 0; floats && r < rows; r++)
+      memcpy(run->hidden.x + (first + r) * f + u * GROUP, gate + r * GROUP, GROUP * sizeof(float));
   }
 }
 

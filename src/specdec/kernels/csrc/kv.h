@@ -20,7 +20,7 @@
 // As kv/codec.py numbers them.
 enum { KV_F32, KV_BF16, KV_INT8, KV_INT4 };
 
-ALWAYS int kv_quantised(const int kind) { return kind >= KV_INT8; }
+ALWAYS int kv_quantised(const int kind) { return kind == KV_INT8 || kind == KV_INT4; }
 ALWAYS int64_t kv_group(int64_t hd) { return hd % 32 ? 16 : 32; }
 
 // Bytes of an element, which is what places in the pool count: of a float, or one.

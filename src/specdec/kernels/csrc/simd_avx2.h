@@ -55,7 +55,6 @@ ALWAYS f32x16 f_fnma(f32x16 a, f32x16 b, f32x16 c) {  // c - a b
   return F2(_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi));
 }
 ALWAYS f32x16 f_max(f32x16 a, f32x16 b) { return F2(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)); }
-ALWAYS f32x16 f_min(f32x16 a, f32x16 b) { return F2(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)); }
 ALWAYS f32x16 f_abs(f32x16 a) {
   __m256 sign = _mm256_set1_ps(-0.0f);
   return F2(_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi));

@@ -37,7 +37,6 @@ ALWAYS f32x16 f_div(f32x16 a, f32x16 b) { return _mm512_div_ps(a, b); }
 ALWAYS f32x16 f_fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }    // a b + c
 ALWAYS f32x16 f_fnma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
 ALWAYS f32x16 f_max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }
-ALWAYS f32x16 f_min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }
 ALWAYS f32x16 f_abs(f32x16 a) { return _mm512_abs_ps(a); }
 // a < b ? x : y; false where either is NaN
 ALWAYS f32x16 f_select_lt(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {

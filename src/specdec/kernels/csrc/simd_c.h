@@ -66,7 +66,6 @@ ALWAYS f32x16 f_div(f32x16 a, f32x16 b) { QUARTERS_F(a.q[i] / b.q[i]); }
 ALWAYS f32x16 f_fma(f32x16 a, f32x16 b, f32x16 c) { QUARTERS_F(fma4(a.q[i], b.q[i], c.q[i])); }    // a b + c
 ALWAYS f32x16 f_fnma(f32x16 a, f32x16 b, f32x16 c) { QUARTERS_F(fma4(-a.q[i], b.q[i], c.q[i])); }  // c - a b
 ALWAYS f32x16 f_max(f32x16 a, f32x16 b) { QUARTERS_F(choose4(a.q[i] > b.q[i], a.q[i], b.q[i])); }
-ALWAYS f32x16 f_min(f32x16 a, f32x16 b) { QUARTERS_F(choose4(a.q[i] < b.q[i], a.q[i], b.q[i])); }
 ALWAYS f32x16 f_abs(f32x16 a) { QUARTERS_F((f32x4)((i32x4)a.q[i] & 0x7fffffff)); }
 // a < b ? x : y; false where either is NaN
 ALWAYS f32x16 f_select_lt(f32x16 a, f32x16 b, f32x16 x, f32x16 y) { QUARTERS_F(choose4(a.q[i] < b.q[i], x.q[i], y.q[i])); }
