@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from specdec.bench.prompts import Prompt
 from specdec.config import ConfigError
 from specdec.llm import LLM
 from specdec.models.fingerprint import Fingerprint
-from specdec.models.head_files import load_head
+from specdec.models.head_files import LoadedHead, load_head
 from specdec.train import checkpoint, session, vocabulary
 from specdec.train.data import Answer, held_out, make_answers, read_answers
 from specdec.train.features import Store, Teacher, write
@@ -86,6 +87,45 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(llm, ans
     (tmp_path / checkpoint.FILE).write_bytes(b"half of it")
     with pytest.raises(ConfigError, match="damaged"):
         session.train(llm, config(epochs=1), answers, tmp_path, tmp_path / "features", again)
+
+
+def test_a_run_goes_on_from_a_head_that_was_trained_before(llm, answers, tmp_path) -> None:
+    """It begins with its weights and its tokens, says so, and is taken up only as what it is."""
+
+    def run(folder: str, before: LoadedHead | None = None, **more) -> session.Trained:
+        settings = config(epochs=1, **more)
+        return session.train(llm, settings, answers, tmp_path / folder, tmp_path / "features", Reporter(), before)
+
+    session.save(llm, run("first"), tmp_path / "first")
+    before = load_head(tmp_path / "first")
+    before = dataclasses.replace(before, vocabulary_ids=before.vocabulary_ids.flip(0))  # not what counting would choose
+    after = run("second", before, steps=3, seed=1)
+    assert torch.equal(after.ids, before.vocabulary_ids)
+    again = dataclasses.replace(before, vocabulary_ids=load_head(tmp_path / "first").vocabulary_ids)
+    assert run("third", again).history[0]["tau"] == pytest.approx(before.measured["tau"], rel=0.02)  # in bfloat16 between
+    session.save(llm, after, tmp_path / "second")
+    (weights,) = tmp_path.glob("first/model-*.safetensors")
+    origin = load_head(tmp_path / "second").provenance
+    assert origin["started_from"] == weights.name
+    assert f"| started from | {weights.name} |" in (tmp_path / "second" / "report.md").read_text()
+    assert "started_from" not in load_head(tmp_path / "first").provenance
+    assert run("second", before, steps=3, seed=1).history == after.history, "it is taken up"
+    with pytest.raises(ConfigError, match=f"started_from was '{weights.name}' and is now None"):
+        run("second", steps=3, seed=1)
+    with pytest.raises(ConfigError, match="started_from was None and is now"):
+        run("first", before)
+    for odd, reason in (
+        ({"vocabulary": 100}, "vocabulary is 200 there and 100 here"),
+        ({"taps": (1,)}, r"taps is \(0, 1\) there and \(1,\) here"),
+        ({"kind": "eagle"}, "kind is 'eagle3' there and 'eagle' here"),
+        ({"kind": "draft"}, "a draft model starts as layers of its target"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            run("other", before, **odd)
+    stranger = dataclasses.replace(before, target=dataclasses.replace(before.target, n_layers=9))
+    with pytest.raises(ConfigError, match="this model is another"):
+        run("other", stranger)
+    assert not (tmp_path / "other").exists(), "refused before anything is written"
 
 
 def test_too_few_answers_and_layers_that_are_not_there_are_refused(llm, answers, tmp_path) -> None:

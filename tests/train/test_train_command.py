@@ -50,6 +50,15 @@ def test_prompts_to_a_drafter_and_again(folder: Path, prompts: Path, tmp_path: P
     second = run("eagle", *alone, "--out", tmp_path / "eagle", "--vocabulary", 64, "--epochs", 1, "--taps", "0,1")
     assert second.exit_code == 0, second.output
     assert json.loads((tmp_path / "eagle" / "config.json").read_text())["head"]["taps"] == [0, 1]
+    # A head that was trained before gives its vocabulary, unless another is asked for, which cannot be.
+    words = ("medusa", *alone, "--from", out, "--out", tmp_path / "on", "--epochs", 1, "--steps", 2, "--correction", "markov")
+    third = run(*words)
+    assert third.exit_code == 0, third.output
+    settings = json.loads((tmp_path / "on" / "settings.json").read_text())
+    assert (settings["vocabulary"], settings["rate"]) == (64, 5e-4)
+    other = run(*words, "--vocabulary", 32)
+    assert other.exit_code == 2
+    assert "vocabulary is 64 there and 32 here" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,8 @@ def test_prompts_to_a_drafter_and_again(folder: Path, prompts: Path, tmp_path: P
         (("--prompts", "{prompts}", "--cache-gb", "11"), "cache_gb must be a number in [0, 10]"),
         (("--prompts", "{prompts}", "--style", "eagle4"), "style must be eagle or eagle3"),
         (("--answers", "{prompts}"), "line 1: not an answer"),
+        (("--prompts", "{prompts}", "--from", "nobody"), "there is no model 'nobody'"),
+        (("--prompts", "{prompts}", "--from", "smollm2-135m-instruct-eagle3"), "was trained for smollm2-135m-instruct"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(words, reason: str, folder: Path, prompts: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from toys import CPU, D, config, embed, random_example
 
 from specdec.models.heads import MedusaHead, RecurrentHead, make_head
+from specdec.train import unroll as unrolling
 from specdec.train.batch import Batch
 from specdec.train.unroll import unroll
 
@@ -104,3 +105,21 @@ def test_a_medusa_head_sees_its_own_feature_and_the_tokens_between(correction: s
                 between = embed(e.tokens[anchor + 1 : anchor + 2 + out.step]).flatten()
                 expected = head(out.step, e.features[anchor].float(), between)
                 assert torch.allclose(out.state[-(e.n_anchors - out.step) + index], expected, atol=1e-5)
+
+
+def test_what_is_attended_to_has_weights_that_a_cpu_multiplies_fast() -> None:
+    """Scores that lie far apart leave subnormal weights, which take many times as long; those are cut off, and nothing else."""
+    rows = 201
+    q = torch.ones(1, 1, 2)
+    k = -torch.arange(rows).float()[:, None, None].expand(rows, 1, 2) / 2**0.5  # scores 0, -1, ... -200
+    v = torch.zeros(rows, 1, 2, requires_grad=True)  # its gradient is the weights
+    unrolling._attend(q, rows - 1, [k], [v]).sum().backward()
+    weights = v.grad[:, 0, 0]
+    assert torch.allclose(weights, (-torch.arange(rows).float()).softmax(0), rtol=1e-5, atol=1e-25)
+    assert weights[weights > 0].min() > torch.finfo(torch.float32).tiny
+    assert weights[:60].min() > 0
+    v.grad = None
+    later = torch.full((1, 1, 2), 30 / 2**0.5)  # a later step's own key, whose score is 30
+    unrolling._attend(q, rows - 1, [k, later], [v, later]).sum().backward()
+    assert v.grad[:30].min() > 0
+    assert not v.grad[32:].any()

@@ -77,6 +77,10 @@ def _layers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} needs layers joined by commas, such as 2,15,27, got {text!r}") from None
 
 
+From = Annotated[
+    str | None,
+    option(_TRAINING, "--from", help="Start as this trained head: a folder, or the alias of one that ships."),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run and its result; a run that is there is taken up.")]
 _NO_TARGET, _NO_DATA, _NO_TRAINING = TargetOptions(), DataOptions(), TrainingOptions()
 
@@ -88,6 +92,7 @@ def medusa(
         str, option(_TRAINING, help="What a head sees of the tokens between: none, markov, hydra.")
     ] = "hydra",
     blocks: Annotated[int, option(_TRAINING, help="Residual blocks in each head.")] = 1,
+    before: From = None,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
@@ -95,31 +100,33 @@ def medusa(
     """Heads that each foresee one position further ahead (Medusa), corrected by the tokens between (Hydra)."""
     if correction not in ("none", "markov", "hydra"):
         raise ConfigError(f"--correction must be none, markov or hydra, got {correction!r}")
-    _train("medusa", out, target, data, training, correction=correction, blocks=blocks)
+    _train("medusa", out, target, data, training, before=before, correction=correction, blocks=blocks)
 
 
 @command
 def eagle(
     out: Out,
     style: Annotated[str, option(_TRAINING, help="eagle3, or eagle for versions 1 and 2.")] = "eagle3",
+    before: From = None,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
 ) -> None:
     """One decoder layer over the target's hidden states that goes on from its own (EAGLE)."""
-    _train("eagle", out, target, data, training, style)
+    _train("eagle", out, target, data, training, style, before)
 
 
 @command
 def mtp(
     out: Out,
     modules: Annotated[int, option(_TRAINING, help="Modules of their own; the last is applied again after that.")] = 1,
+    before: From = None,
     target: TargetOptions = _NO_TARGET,
     data: DataOptions = _NO_DATA,
     training: TrainingOptions = _NO_TRAINING,
 ) -> None:
     """Modules for multi-token prediction, as in DeepSeek-V3."""
-    _train("mtp", out, target, data, training, modules=modules)
+    _train("mtp", out, target, data, training, before=before, modules=modules)
 
 
 @command
@@ -166,13 +173,19 @@ def _train(
     data: DataOptions,
     training: TrainingOptions,
     style: str | None = None,
+    before: str | None = None,
     **more: Any,
 ) -> None:
     from specdec.bench.prompts import load as read_prompts
+    from specdec.models.head_files import load_head
+    from specdec.models.source import resolve_drafter
     from specdec.train import session, settings
     from specdec.train.data import make_answers
 
     more |= {name: value for name in ("held_out", "cache_gb") if (value := getattr(data, name)) is not None}
+    head = None if before is None else load_head(resolve_drafter(before).path, name=before)
+    if head is not None:
+        more |= {"vocabulary": head.config.vocabulary or 0, "rate": settings.LEARNED_RATE}
     config = settings.TrainConfig(**{**settings.defaults(kind, style), **more, **training.given()})
     if (data.prompts is None) == (data.answers is None):
         raise ConfigError("give --prompts, which the model then answers, or --answers that it gave before, and not both")
@@ -184,11 +197,12 @@ def _train(
         raise ConfigError(f"--answers: there is no file {data.answers}")
     out.mkdir(parents=True, exist_ok=True)
     llm = target.load(max_sequences=16)
+    session.check(llm, config, head)
     answers = data.answers or out / "answers.jsonl"
     with _Bar() as bar:
         if prompts is not None:
             make_answers(llm, prompts, answers, data.max_tokens, lambda done, tokens: bar.answering(done, len(prompts), tokens))
-        trained = session.train(llm, config, answers, out, data.cache or out / "features", bar)
+        trained = session.train(llm, config, answers, out, data.cache or out / "features", bar, head)
     session.save(llm, trained, out)
     console = render.out()
     console.print(f"{out}: tau {trained.measured['tau']:.2f} predicted for chains, see report.md")

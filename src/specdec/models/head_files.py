@@ -50,6 +50,8 @@ class LoadedHead:
     """What was measured of it, such as its accuracy by step and rank."""
     target: Fingerprint | None = None
     """The model that it was trained for; None where the file does not say."""
+    weights: str = ""
+    """The file of its weights, which their digest names; empty for layouts of others."""
 
     @property
     def config(self) -> HeadConfig:
@@ -156,8 +158,9 @@ def load_head(folder: Path, target: Fingerprint | None = None, *, name: str | No
         raise ModelError(f"{path}: {error}") from error
     if target is not None and (difference := made_for.difference(target)):
         raise ModelError(f"{folder} was trained for {made_for.name}, and this model is another: {difference}")
-    head, ids = _read(folder / Path(values["weights"]).name, config)
-    return LoadedHead(name, head, ids, values["provenance"], values["measured"], made_for)
+    weights = Path(values["weights"]).name
+    head, ids = _read(folder / weights, config)
+    return LoadedHead(name, head, ids, values["provenance"], values["measured"], made_for, weights)
 
 
 def _read(path: Path, config: HeadConfig) -> tuple[Head, Tensor | None]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PLOT = "training.svg"
 _POINTS = 200
 """Points of a curve; each is the mean of what lies between."""
+_ORIGIN = ("started_from", "command", "date", "specdec", "torch", "cpu", "threads")
 
 
 def write_report(folder: Path, trained: Trained, origin: dict[str, Any]) -> None:
@@ -52,7 +53,7 @@ def _text(trained: Trained, origin: dict[str, Any], drawn: bool) -> str:
         ("learned from", f"{data['answers']:,} answers, {data['tokens']:,} tokens"),
         ("measured on", f"{data['held_out_answers']:,} answers to other prompts, {best['anchors']:,} positions"),
         ("time", f"{trained.seconds / 60:.0f} minutes"),
-        *((key, str(origin[key])) for key in ("command", "date", "specdec", "torch", "cpu", "threads") if key in origin),
+        *((key.replace("_", " "), str(origin[key])) for key in _ORIGIN if key in origin),
     )
     return f"""# A drafter for {origin["model"]}: {kind}
 

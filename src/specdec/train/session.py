@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -23,7 +24,7 @@ from specdec.models.draft_notes import DraftNotes, save_notes
 from specdec.models.export import save_model
 from specdec.models.fingerprint import Fingerprint
 from specdec.models.head_config import HeadConfig, HeadKind
-from specdec.models.head_files import save_head
+from specdec.models.head_files import LoadedHead, save_head
 from specdec.models.heads import Head, MedusaHead, Norm, make_head
 from specdec.models.tokenizer import Tokenizer
 from specdec.train import checkpoint, vocabulary
@@ -61,6 +62,8 @@ class Trained:
     curve: list[list[float]]
     data: dict[str, Any]
     seconds: float
+    started_from: str | None
+    """The weights that it began with, where those had been trained before."""
 
 
 def head_config(model: Decoder, config: TrainConfig, kind: HeadKind) -> HeadConfig:
@@ -96,20 +99,43 @@ def head_config(model: Decoder, config: TrainConfig, kind: HeadKind) -> HeadConf
     )
 
 
-def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, reporter: Reporter) -> Trained:
+def check(llm: LLM, config: TrainConfig, before: LoadedHead | None) -> Decoder:
+    """The model of a run, if the run can be; asked before the model answers any prompts.
+
+    Raises:
+        ConfigError: settings do not go together, or make another head than the one before.
+    """
+    model = llm.engine.model
+    if not isinstance(model, Decoder):
+        raise ConfigError("drafters can be trained for models that run on this engine's own decoder")
+    _plan(model, config)
+    if before is not None:
+        _check_same(before, model, config)
+    return model
+
+
+def train(
+    llm: LLM,
+    config: TrainConfig,
+    answers: Path,
+    out: Path,
+    cache: Path,
+    reporter: Reporter,
+    before: LoadedHead | None = None,
+) -> Trained:
     """Train a head on answers of the target.
 
     Args:
         answers: a file of ``data.make_answers``.
         out: the folder of the run; a run that is there is taken up.
         cache: the folder of hidden states, which several runs may share.
+        before: a head whose weights and draft vocabulary the run begins with; None for untrained ones.
 
     Raises:
-        ConfigError: the answers are too few or not this model's, settings do not go together, or the disk is full.
+        ConfigError: the answers are too few or not this model's, settings do not go together or make another head than the one
+            before, or the disk is full.
     """
-    model = llm.engine.model
-    if not isinstance(model, Decoder):
-        raise ConfigError("drafters can be trained for models that run on this engine's own decoder")
+    model = check(llm, config, before)
     make, taps, normed = _plan(model, config)
     usable = [a for a in read_answers(answers, model.shape.vocab_size) if len(a.tokens) - a.n_prompt >= 2]
     kept = [a for a in usable if held_out(a, config.held_out)]
@@ -120,10 +146,15 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
             "1 are needed; give more prompts, or hold out a larger share of them (held_out)"
         )
     digest = hashlib.sha256(answers.read_bytes()).hexdigest()[:16]
-    checkpoint.agree(out, config, model=llm.name, precision=model.precision, answers=digest)
+    started_from = None if before is None else before.weights or before.name
+    about = {"model": llm.name, "precision": model.precision, "answers": digest, "started_from": started_from}
+    checkpoint.agree(out, config, **about)
 
     device = model.device
-    ids = vocabulary.choose(learned, config.vocabulary, model.shape.vocab_size, always_drafted(llm)).to(device)
+    if before is not None and before.vocabulary_ids is not None:
+        ids = before.vocabulary_ids.to(device)
+    else:
+        ids = vocabulary.choose(learned, config.vocabulary, model.shape.vocab_size, always_drafted(llm)).to(device)
     facts = {
         "answers": len(learned),
         "held_out_answers": len(kept),
@@ -142,7 +173,9 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     batches = batches_of(model, llm.kernels, taps, normed, kept, cache, config)
     torch.manual_seed(config.seed)
     head = make().to(device)
-    if not isinstance(head, CutModel):
+    if before is not None:
+        head.load_state_dict(before.head.state_dict())
+    elif not isinstance(head, CutModel):
         start(head, model, torch.cat([batch.features for batch in batches[:8]]))
     n_anchors = sum(len(a.tokens) - a.n_prompt - 1 for a in learned)
     embed = _embedding(model)
@@ -151,7 +184,7 @@ def train(llm: LLM, config: TrainConfig, answers: Path, out: Path, cache: Path, 
     run.run(reporter)
     best = max(run.history, key=lambda entry: entry["tau"])
     cut = ids if len(ids) < model.shape.vocab_size else None
-    return Trained(head, cut, best, run.history, run.curve, facts, run.seconds)
+    return Trained(head, cut, best, run.history, run.curve, facts, run.seconds, started_from)
 
 
 def batches_of(
@@ -177,6 +210,24 @@ def _plan(model: Decoder, config: TrainConfig) -> tuple[Callable[[], Learner], t
     shape = head_config(model, config, config.kind)
 
     return (lambda: make_head(shape)), shape.taps, shape.normed
+
+
+def _check_same(before: LoadedHead, model: Decoder, config: TrainConfig) -> None:
+    """Is a head for this model, and what a run makes with these settings?
+
+    Raises:
+        ConfigError: it is not; the message names what differs.
+    """
+    if config.kind == "draft":
+        raise ConfigError(f"a draft model starts as layers of its target, not from a head such as {before.name}")
+    if before.target is not None and (difference := before.target.difference(Fingerprint.of(model, "this model"))):
+        raise ConfigError(f"{before.name} was trained for {before.target.name}, and this model is another: {difference}")
+    had, wanted = dataclasses.asdict(before.config), dataclasses.asdict(head_config(model, config, config.kind))
+    if config.kind in ("eagle", "eagle3"):
+        had["depth"] = wanted["depth"]  # one layer, however many steps it is trained for
+    if other := [key for key in wanted if wanted[key] != had[key]]:
+        changes = ", ".join(f"{key} is {had[key]!r} there and {wanted[key]!r} here" for key in other)
+        raise ConfigError(f"{before.name} is not the head that these settings make: {changes}")
 
 
 @torch.no_grad()
@@ -232,6 +283,8 @@ def save(llm: LLM, trained: Trained, out: Path) -> None:
     assert isinstance(model, Decoder)
     name = Path(llm.name).name if Path(llm.name).is_absolute() else llm.name
     origin = provenance(model=name, precision=model.precision, data=trained.data, hours=round(trained.seconds / 3600, 3))
+    if trained.started_from is not None:
+        origin["started_from"] = trained.started_from
     head = copy.deepcopy(trained.head).to(torch.bfloat16)
     ids = None if trained.ids is None else trained.ids.cpu()
     write_report(out, trained, origin)

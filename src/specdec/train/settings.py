@@ -97,6 +97,9 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
 
+LEARNED_RATE = 5e-4
+"""Highest learning rate for weights that have learned much before."""
+
 FREE = frozenset({"minutes", "cache_gb", "evaluations", "patience"})
 """Settings that may change when a run is taken up again."""
 
@@ -116,5 +119,5 @@ def defaults(kind: Kind, style: str | None = None) -> dict[str, Any]:
     if style is not None:
         raise ConfigError("only eagle has styles")
     if kind == "draft":
-        return {"kind": "draft", "rate": 5e-4}  # its weights have learned much before
+        return {"kind": "draft", "rate": LEARNED_RATE}
     return {"kind": kind}

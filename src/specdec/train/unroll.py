@@ -27,6 +27,10 @@ Learner = Head | CutModel
 Embed = Callable[[Tensor], Tensor]
 """Token ids [N] -> the target's embeddings [N, d] f32."""
 
+_TAIL = 60.0
+"""Rows whose scores are this far below the highest one are not attended to. At e^-60 of its weight they change no float32 sum,
+and beyond e^-87 weights are subnormal: products on those, and on their gradients, take a CPU many times as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepOut:
@@ -183,9 +187,11 @@ def _attend(q: Tensor, start: int, keys: list[Tensor], values: list[Tensor]) -> 
     grouped = (q * hd**-0.5).view(n, n_kv, -1, hd).permute(1, 2, 0, 3)  # [KV, G, n, hd]
     scores = (grouped.flatten(1, 2) @ first.permute(1, 2, 0)).view(n_kv, -1, n, seen)
     hidden = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(start + 1)
-    scores = scores.masked_fill(hidden, -torch.inf)
     own = [(grouped * k[:n].permute(1, 0, 2)[:, None]).sum(-1, keepdim=True) for k in keys[1:]]
-    weights = torch.cat([scores, *own], -1).softmax(-1)  # [KV, G, n, seen + later steps]
+    scores = torch.cat([scores.masked_fill(hidden, -torch.inf), *own], -1)  # [KV, G, n, seen + later steps]
+    with torch.no_grad():
+        far = scores < scores.amax(-1, keepdim=True) - _TAIL
+    weights = scores.masked_fill(far, -torch.inf).softmax(-1)
     out = (weights[..., :seen].flatten(1, 2) @ values[0][:seen].permute(1, 0, 2)).view(n_kv, -1, n, hd)
     for j, v in enumerate(values[1:]):
         out = out + weights[..., seen + j, None] * v[:n].permute(1, 0, 2)[:, None]
