@@ -22,6 +22,7 @@ EXIT_CODES: Mapping[Verdict, int] = {"exact": 0, "different": 1, "inconclusive":
 
 TITLES: Mapping[str, str] = {
     "rows": "Row invariance",
+    "processes": "Other processes",
     "identity": "Identity of tokens, speculation off and on",
     "teeth": "Teeth: broken engines that must be caught",
     "law": "Law of the verification rules",

@@ -17,6 +17,7 @@ from specdec.audit.chance import check_chance
 from specdec.audit.divergence import Replay
 from specdec.audit.identity import check_cells, check_recomputed, core, grid
 from specdec.audit.law import check_broken_rules, check_laws
+from specdec.audit.processes import check_processes
 from specdec.audit.quality import check_kv_format, check_quality
 from specdec.audit.report import Check, Report
 from specdec.audit.rows import check_rows
@@ -34,7 +35,7 @@ BATCHES = (1, 3, 8)
 PREPARING = 0.12
 """Share of the time for the plain answers; the cells and the broken engines that use them take a few times as long."""
 
-UNTIL = {"rows": 0.08, "core": 0.5, "teeth": 0.78, "law": 0.9, "kv": 0.92, "quality": 0.95, "rest": 1.0}
+UNTIL = {"rows": 0.08, "processes": 0.12, "core": 0.5, "teeth": 0.78, "law": 0.9, "kv": 0.92, "quality": 0.95, "rest": 1.0}
 """Where each part must have ended, as a share of the time."""
 
 LEAST = 0.02
@@ -79,13 +80,20 @@ class Clock:
         return lambda seconds: self.left - seconds <= (1 - share) * self._seconds
 
 
-def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[str, Check | None], None]) -> Report:
+def audit(
+    llm: LLM,
+    plan: Plan,
+    in_fp32: Callable[[], Model],
+    told: Callable[[str, Check | None], None],
+    again: Callable[[], LLM] | None = None,
+) -> Report:
     """Audit a model as it runs here.
 
     Args:
         llm: the model with its drafters.
         in_fp32: loads the same weights in fp32.
         told: hears of every part that begins (without a check) and of every check that ends.
+        again: loads the same model in another process, so it must be something that can be pickled; None: none is started.
 
     Raises:
         ConfigError: speculation is off, so there is nothing to audit.
@@ -138,6 +146,7 @@ def audit(llm: LLM, plan: Plan, in_fp32: Callable[[], Model], told: Callable[[st
         yield check_quality(llm, in_fp32, plan.text, QUALITY_TOKENS, seconds("quality"))
 
     add("rows", lambda: check_rows(llm.engine.model, llm.kernels, llm.config, until("rows")))
+    add("other processes", lambda: check_processes(llm, again, until("processes")))
     add("plain decoding", plain)
     add("identity", first_cells)
     add("broken engines", lambda: check_faults(workshop, passed, until("teeth")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ def _audit_model(options: ModelOptions, minutes: float, max_tokens: int, text: P
         return load_model(source, "fp32", llm.kernels, llm.engine.model.device)
 
     with _progress(minutes) as told:
-        return run(llm, plan, in_fp32, told)
+        return run(llm, plan, in_fp32, told, functools.partial(options.load, progress=False, self_test=False))
 
 
 def _audit_server(
