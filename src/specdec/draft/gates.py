@@ -168,7 +168,7 @@ class Gates:
         name, behind_others, crowd = key
         for other in (*range(crowd, 0, -1), *range(crowd + 1, MOST + 1)):
             if (known := means.get((name, behind_others, other))) is not None:
-                return known * (1 << max(0, other - crowd))
+                return math.ldexp(known, max(0, other - crowd))
         return otherwise
 
     def _spend(self, seconds: float) -> bool:
