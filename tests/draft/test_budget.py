@@ -361,6 +361,30 @@ def test_a_thrifty_drafter_watches_those_that_ask_and_a_few_others() -> None:
     assert {i for ids in seen for i in ids} == set(range(32))
 
 
+@pytest.mark.parametrize(("curve", "verified"), [("free", True), ("10 %", False)])
+def test_beside_prompts_that_never_end_a_node_must_be_worth_its_own_row(curve: str, verified: bool) -> None:
+    """A busy server reads prompts in every pass: fewer passes save nothing there, so a node of chance 0.4 is dearer than what
+    it brings, unless rows are free. When the prompts have been read it pays again."""
+    budget = budget_of(CURVES[curve], lambda s, n: draft_of([-1], [0.4]))
+    right = itertools.cycle([True, False, False, True, False])
+    row, prompt = sequence([1]), sequence([1] * 4000, number=1)
+
+    def step(reads: bool) -> int:
+        (draft,) = budget.propose([row], [4], 1 + 20 * reads)
+        spans = (Span(row, 0, 1, draft), *[Span(prompt, 0, 20)] * reads)
+        n = 1 + len(draft)
+        forward = Forward(torch.zeros(n, 4), (slice(0, n), *[slice(n, n)] * reads))
+        taken, hit = len(draft), next(right)  # the node's token is 0, and so is the next one of the text where it is right
+        verdict = Verdict((0,), 5) if hit and taken else Verdict((), 1 - hit)
+        budget.observe(Step(spans), forward, [verdict, *[None] * reads])
+        return taken
+
+    assert step(reads=False) == 1
+    busy = [step(reads=True) for _ in range(200)]
+    assert bool(busy[-1]) is verified
+    assert 1 in [step(reads=False) for _ in range(200)][-50:]
+
+
 def test_a_new_sequence_waits_where_a_drafter_did_not_pay_for_others() -> None:
     """The first ask of a sequence comes at once while nothing is known, and after some passes once the drafter is known to
     cost more than it saves."""
