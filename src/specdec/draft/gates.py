@@ -145,7 +145,8 @@ class Gates:
             reading = drafter.unread(sequence) * self._reading.get(drafter.name, 0.0)
             if not (self._promises(door, reading, sequence.room) or self._spend(reading)):
                 return False
-            gate = row.gates[door] = Gate(saved, *((1, True) if saved >= cost else (LATER, False)))
+            pays = saved >= cost
+            gate = row.gates[door] = Gate(saved, 1 if pays else LATER, pays)
         gate.waited += 1
         if gate.waited < gate.interval:
             return False
