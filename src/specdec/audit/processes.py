@@ -16,7 +16,7 @@ import torch
 
 from specdec.audit.report import Check, Status
 from specdec.llm import LLM
-from specdec.runner.probe import Probe
+from specdec.runner.probe import Probe, probe_text
 from specdec.types import Span
 
 PROCESSES = 2
@@ -64,7 +64,7 @@ def digest(llm: LLM) -> str:
     model = llm.engine.model
     n = min(TOKENS, model.shape.context - 1)
     probe = Probe(model, llm.kernels, n)
-    sequence = probe.sequence([(7919 * (i + 1)) % model.shape.vocab_size for i in range(n)], n, every_row=True)
+    sequence = probe.sequence(probe_text(n, model.shape.vocab_size), n, every_row=True)
     found = hashlib.sha256()
     for start in range(0, n, CHUNK):
         (logits,) = probe.run(Span(sequence, start, min(start + CHUNK, n)))

@@ -20,7 +20,7 @@ from specdec.kernels.base import Kernels
 from specdec.kv.blocks import blocks_for
 from specdec.models.base import Model
 from specdec.runner.invariance import Invariance, check_invariance
-from specdec.runner.probe import Probe
+from specdec.runner.probe import Probe, probe_text
 from specdec.tree import chain
 from specdec.types import Draft, Span
 
@@ -99,7 +99,7 @@ class _Reference:
     def __init__(self, model: Model, kernels: Kernels, widest: int) -> None:
         self._room = blocks_for(PREFIX + BURST) * BLOCK_SIZE
         n = min(max(PREFIX + BURST, widest), model.shape.context - 1)
-        self._text = [(7919 * (i + 1)) % model.shape.vocab_size for i in range(n)]
+        self._text = probe_text(n, model.shape.vocab_size)
         beside = max(-(-widest // BURST) * self._room, blocks_for(n) * BLOCK_SIZE)
         self._probe = Probe(model, kernels, blocks_for(n) * BLOCK_SIZE + beside)
         self._rows: list[Tensor] = []

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.config import BLOCK_SIZE
 from specdec.kernels.base import Kernels
 from specdec.models.base import Model
-from specdec.runner.probe import Probe
+from specdec.runner.probe import Probe, probe_text
 from specdec.tree import chain
 from specdec.types import ROOT, Draft, Span, Tree
 
@@ -49,7 +49,7 @@ def check_invariance(model: Model, kernels: Kernels) -> Invariance:
     started = time.perf_counter()
     probe = Probe(model, kernels, 4 * ROOM)
     vocab_size = model.shape.vocab_size
-    text = [(7919 * (i + 1)) % vocab_size for i in range(PREFIX + SINGLES)]
+    text = probe_text(PREFIX + SINGLES, vocab_size)
 
     # The reference: one row at a time.
     alone = probe.sequence(text[:PREFIX], ROOM)

@@ -32,6 +32,7 @@ from specdec.models.base import Model
 from specdec.models.source import cache_folder
 from specdec.runner.compiled import make_runner
 from specdec.runner.cost import Costs
+from specdec.runner.probe import probe_text
 from specdec.tree import chain
 from specdec.types import Draft, Sequence, Span, Step
 
@@ -123,7 +124,7 @@ class Passes:
         self.runner = make_runner(model, attention.select(pool, kernels))
         self._table = BlockTable(BlockAllocator(pool.n_blocks))
         self._table.reserve(pool.n_blocks * BLOCK_SIZE)
-        self._tokens = [(7919 * (i + 1)) % shape.vocab_size for i in range(n_tokens)]
+        self._tokens = probe_text(n_tokens, shape.vocab_size)
 
     def burst(self, context: int, rows: int) -> Step:
         """The last of ``context`` committed tokens, and a chain of ``rows`` - 1 drafted ones; all logits are wanted."""

@@ -20,6 +20,11 @@ _EVERY_ROW = SamplingParams(prompt_logprobs=0)
 """Of a sequence with these parameters all rows' logits come out of a pass, not only the last one's."""
 
 
+def probe_text(n: int, vocab_size: int) -> list[int]:
+    """``n`` tokens that follow no pattern and are the same each time."""
+    return [(7919 * (i + 1)) % vocab_size for i in range(n)]
+
+
 class Probe:
     """Feeds sequences through a model.
 
