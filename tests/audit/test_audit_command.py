@@ -22,7 +22,7 @@ def run(folder: Path) -> Callable[..., Any]:
 
 
 def of_model(folder: Path) -> tuple[str, ...]:
-    return "--model", str(folder), "--precision", "q8", "--minutes", "0.01", "--max-tokens", "14"
+    return "--model", str(folder), "--precision", "q8", "--minutes", "0.000001", "--max-tokens", "14"
 
 
 def test_the_verdict_is_printed_and_is_the_exit_code(
@@ -50,7 +50,7 @@ def test_an_audit_without_time_has_no_verdict(run: Callable[..., Any], folder: P
 
 def test_a_server_is_audited(run: Callable[..., Any], tmp_path: Path) -> None:
     with faking("load") as url:
-        result = run("--url", url, "--minutes", "0.3", "--json", str(tmp_path / "a.json"))
+        result = run("--url", url, "--minutes", "5", "--json", str(tmp_path / "a.json"))
     assert result.exit_code == 1
     assert "crowded" in result.stdout
     assert json.loads((tmp_path / "a.json").read_text())["subject"]["server"] == url

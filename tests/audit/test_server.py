@@ -17,9 +17,9 @@ from specdec.llm import LLM
 def run(fault: str, against: str | None = None) -> Report:
     with faking(fault) as url, Server(url) as server:
         if against is None:
-            return audit(server, None, 0.5, 10, lambda part, check: None)
+            return audit(server, None, 5.0, 10, lambda part, check: None)
         with faking(against) as other_url, Server(other_url) as other:
-            return audit(server, other, 0.5, 10, lambda part, check: None)
+            return audit(server, other, 5.0, 10, lambda part, check: None)
 
 
 def failed_sections(report: Report) -> set[str]:
@@ -82,7 +82,7 @@ def test_our_server_is_exact_request_by_request(folder) -> None:
     llm = LLM(str(folder), precision="q8", self_test=False, pass_seconds=FLAT)
     with serving(llm, api_keys=("k",)) as running, Server(running.url, "k") as server:
         assert server.ours
-        report = audit(server, None, 2.0, 8, lambda part, check: None)
+        report = audit(server, None, 5.0, 8, lambda part, check: None)
     assert (report.verdict, report.exit_code) == ("exact", 0), report.statement
     assert any("came from drafts" in check.summary for check in report.of("speculation"))
 
@@ -94,6 +94,6 @@ def test_our_server_with_a_fault_is_found(folder) -> None:
     (fault,) = [fault for fault in FAULTS if fault.name == "drafts believed"]
     llm = LLM(str(folder), precision="q8", self_test=False, pass_seconds=FLAT)
     with fault.broken(), serving(llm) as running, Server(running.url) as server:
-        report = audit(server, None, 1.0, 6, lambda part, check: None)
+        report = audit(server, None, 5.0, 6, lambda part, check: None)
     assert "speculation" in failed_sections(report)
     assert report.exit_code == 1
