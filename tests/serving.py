@@ -264,6 +264,24 @@ def slowed(llm: LLM, seconds: float) -> LLM:
     return llm
 
 
+def held(llm: LLM, seconds: float, *, tokens: int = 100, let_go: threading.Event | None = None) -> LLM:
+    """Every pass takes at least so long; and no answer gets far beyond so many tokens until it is let go, so that one that is
+    to be longer goes on until its client leaves, however fast the machine and however slow the client is."""
+    step, scheduler, places = slowed(llm, seconds).engine.step, llm.engine.scheduler, llm.config.max_sequences
+
+    def some() -> Any:
+        begins = scheduler.waiting and len(scheduler.running) < places
+        if begins or any(not sequence.n_output for sequence in scheduler.running) or (let_go and let_go.is_set()):
+            return step()
+        if all(sequence.n_output < tokens for sequence in scheduler.running):
+            return step()
+        time.sleep(seconds)
+        return []
+
+    llm.engine.step = some  # type: ignore[method-assign]
+    return llm
+
+
 def until(ready: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """What ``ready`` gives once that is true."""
     end = time.monotonic() + seconds

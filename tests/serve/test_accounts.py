@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
-from serving import ROUTES, Running, along, call, copy, poisoned, serving, slowed, until, words_llm
+from serving import ROUTES, Running, along, call, copy, held, poisoned, serving, until, words_llm
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -49,7 +49,7 @@ class Spans:
 
     def roots(self, n: int) -> list[ReadableSpan]:
         """The spans of requests, once there are so many."""
-        return until(lambda: len(found := [s for s in self.all if s.name.startswith("/v1")]) >= n and found, 5)
+        return until(lambda: len(found := [s for s in self.all if s.name.startswith("/v1")]) >= n and found)
 
     def below(self, root: ReadableSpan) -> dict[str, ReadableSpan]:
         """The children of a request with one sequence, by name."""
@@ -69,9 +69,10 @@ def spans() -> Spans:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, spans: Spans) -> Iterator[Running]:
-    """TINY at 3 ms a pass, all of whose requests are traced; a prompt with POISON ends with an error."""
+    """TINY at 3 ms a pass, all of whose requests are traced; a prompt with POISON ends with an error, and an answer of 200
+    tokens goes on until its client leaves."""
     folder = poisoned(tiny(tmp_path_factory.mktemp("tiny")), POISON)
-    with serving(slowed(load(folder, max_sequences=3), 0.003), model_name="tiny", tracing=spans.tracing) as running:
+    with serving(held(load(folder, max_sequences=3), 0.003), model_name="tiny", tracing=spans.tracing) as running:
         yield running
 
 
@@ -81,7 +82,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.INFO, "specdec")
 
     def read(n: int) -> list[dict[str, Any]]:
-        return until(lambda: len(found := [r.facts for r in caplog.records if hasattr(r, "facts")]) >= n and found, 5)
+        return until(lambda: len(found := [r.facts for r in caplog.records if hasattr(r, "facts")]) >= n and found)
 
     return read
 
@@ -232,10 +233,10 @@ def test_traces_of_what_went_wrong(traced: Running, spans: Spans) -> None:
     connections = []
     for running, waiting in ((1, 0), (2, 0), (3, 0), (3, 1)):  # there are three places
         connections.append(call(traced, ROUTES[0], {**BODY, "max_tokens": 240, "stream": True}))
-        until(lambda n=running: traced.metrics()["specdec:num_requests_running"] == n, 2)
-        until(lambda n=waiting: traced.metrics()["specdec:num_requests_waiting"] == n, 2)
+        until(lambda n=running: traced.metrics()["specdec:num_requests_running"] == n)
+        until(lambda n=waiting: traced.metrics()["specdec:num_requests_waiting"] == n)
     connections.pop().close()
-    until(lambda: traced.metrics()["specdec:num_requests_waiting"] == 0, 2)
+    until(lambda: traced.metrics()["specdec:num_requests_waiting"] == 0)
     for connection in connections:
         connection.recv(10)
         connection.close()

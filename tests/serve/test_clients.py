@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
-from serving import PATIENCE, ROUTES, Running, asking, joined, one_of, serving, slowed, strict
+from serving import PATIENCE, ROUTES, Running, asking, held, joined, one_of, serving, strict
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -85,7 +85,7 @@ def test_openai_errors(client: openai.OpenAI, tiny_folder: Path) -> None:
 
 def test_openai_sees_a_stream_fail(tiny_folder: Path) -> None:
     """An error after the first chunk raises; it does not look like an end."""
-    with serving(slowed(load(tiny_folder), 0.02), request_seconds=0.3) as server, server.openai() as client:
+    with serving(held(load(tiny_folder), 0.02), request_seconds=1.5) as server, server.openai() as client:
         stream = client.completions.create(
             model="", prompt="a", max_tokens=200, stream=True, extra_body={"ignore_eos": True, "model": None}
         )
@@ -130,7 +130,7 @@ def send_all(socket: ClientConnection, messages: list[Any]) -> None:
 
 def test_a_websocket_that_closes(tiny_folder: Path) -> None:
     """Closing ends the answer at once; too many requests ahead, or bytes for text, close the connection."""
-    with serving(slowed(load(tiny_folder), 0.03)) as server:
+    with serving(held(load(tiny_folder), 0.03)) as server:
         body = json.dumps({"prompt": "a", "max_tokens": 200, "ignore_eos": True})
         with connect(address(server, ROUTES[0])) as socket:
             socket.send(body)

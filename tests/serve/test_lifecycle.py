@@ -26,11 +26,11 @@ from serving import (
     copy,
     error_of,
     frames_of,
+    held,
     joined,
     one_of,
     poisoned,
     serving,
-    slowed,
     until,
     words_llm,
 )
@@ -46,8 +46,8 @@ def load(folder: Path, **settings: Any) -> LLM:
 
 @pytest.fixture
 def slow(tiny_folder: Path) -> Iterator[Running]:
-    """TINY at 20 ms a pass: an answer of 200 tokens takes four seconds."""
-    with serving(slowed(load(tiny_folder, prefill_rows=8), 0.02)) as running:
+    """TINY at 20 ms a pass: an answer of 200 tokens goes on until its client leaves."""
+    with serving(held(load(tiny_folder, prefill_rows=8), 0.02)) as running:
         yield running
 
 
@@ -87,7 +87,7 @@ def test_gauges_return_when_all_go(slow: Running) -> None:
 
 def test_ends_are_counted_by_reason(tmp_path: Path) -> None:
     """C91: what is refused is counted apart, and the ends add up to the beginnings."""
-    llm = slowed(words_llm(tmp_path, [" a", " b", " c", "<end>"], eos=True), 0.02)
+    llm = held(words_llm(tmp_path, [" a", " b", " c", "<end>"], eos=True), 0.02)
     with serving(llm) as server:
         before = server.metrics()
         for _ in range(3):
@@ -179,19 +179,19 @@ def test_drafting_goes_on_for_ever(tmp_path: Path) -> None:
 
 def test_a_dead_engine_is_told(tiny_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """C67: open streams end with an error, health says 503, and new requests are refused at once."""
-    llm = slowed(load(tiny_folder), 0.03)
+    llm = held(load(tiny_folder), 0.03)
     with serving(llm) as server:
         connections = [call(server, ROUTES[0], {"prompt": "a", **LONG, "stream": streamed}) for streamed in (True, True, False)]
         server.busy(3)
-        time.sleep(0.1)
+        for connection in connections:
+            connection.settimeout(PATIENCE)
+        begun = [connection.recv(65536) for connection in connections[:2]]
 
         def die() -> None:
             raise MemoryError("a test's")
 
         llm.engine.step = die  # type: ignore[method-assign]
-        for connection, streamed in zip(connections, (True, True, False), strict=True):
-            connection.settimeout(PATIENCE)
-            data = b""
+        for connection, streamed, data in zip(connections, (True, True, False), (*begun, b""), strict=True):
             while not (b"[DONE]" in data if streamed else b"}}" in data):
                 part = connection.recv(65536)
                 assert part, data
@@ -253,17 +253,17 @@ def test_a_stream_can_be_slowed(tiny_folder: Path) -> None:
 @pytest.mark.parametrize("grace", [0.0, 20.0])
 def test_stopping_in_good_order(tiny_folder: Path, grace: float) -> None:
     """Told to stop, a server refuses new requests and says so, lets streams end where there is time, and ends them properly."""
-    llm = slowed(load(tiny_folder), 0.03)
+    refused = threading.Event()
+    llm = held(load(tiny_folder), 0.03, tokens=40, let_go=refused)
     with serving(llm, shutdown_seconds=grace) as server:
         connection = call(server, ROUTES[0], {"prompt": "a", **LONG, "max_tokens": 100, "stream": True})
-        server.busy(1)
-        time.sleep(0.1)
+        connection.settimeout(PATIENCE)
+        data = connection.recv(65536)
         server.server.should_exit = True
         if grace:
             until(lambda: server.http.get("/health").status_code == 503)
             assert server.refused(status=503, prompt="a")["code"] == "shutting_down"
-        connection.settimeout(PATIENCE)
-        data = b""
+            refused.set()
         while part := connection.recv(65536):
             data += part
         connection.close()

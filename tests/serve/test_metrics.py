@@ -13,7 +13,7 @@ import httpx
 import pytest
 from checkpoints import tiny
 from prometheus_client.parser import text_string_to_metric_families
-from serving import PATIENCE, ROUTES, Running, call, poisoned, serving, slowed, until
+from serving import PATIENCE, ROUTES, Running, call, held, poisoned, serving, slowed, until
 
 from specdec.llm import LLM
 from specdec.serve import worker
@@ -135,8 +135,8 @@ def test_every_figure_under_load(tmp_path: Path) -> None:
             now = samples(server)
             check(now, before)
             before, scrapes = now, scrapes + 1
-            time.sleep(0.02)
-        server.settled(5)
+            time.sleep(0.005)
+        server.settled()
         now = samples(server)
         check(now, before)
         ends, refused = Counter[str](), Counter[int]()
@@ -200,10 +200,22 @@ def _agree(now: dict, server: Running, ends: Counter[str], refused: Counter[int]
 
 def test_latencies_add_up(tmp_path: Path) -> None:
     """Queue, prefill and decode are the whole, but for the encoding of the prompt; the tokens' gaps are the decoding."""
-    llm = slowed(load(tiny(tmp_path), max_sequences=1), 0.003)
+    llm = slowed(load(tiny(tmp_path), max_sequences=1, speculation="off"), 0.01)
+    step = llm.engine.step
+
+    def together() -> object:
+        if len(llm.engine.scheduler.sequences) < 2:
+            time.sleep(0.001)
+            return []
+        llm.engine.step = step  # type: ignore[method-assign]
+        return step()
+
+    llm.engine.step = together  # type: ignore[method-assign]
     with serving(llm, model_name="tiny") as server:
-        threads = [threading.Thread(target=server.ask, kwargs={"prompt": "ab", "max_tokens": 40, "ignore_eos": True})] * 1
-        threads += [threading.Thread(target=server.ask, kwargs={"prompt": "cd", "max_tokens": 40, "ignore_eos": True})]
+        threads = [
+            threading.Thread(target=server.ask, kwargs={"prompt": prompt, "max_tokens": 40, "ignore_eos": True})
+            for prompt in ("ab", "cd")
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -218,7 +230,7 @@ def test_latencies_add_up(tmp_path: Path) -> None:
                 "e2e_request_latency_seconds",
             )
         )
-        assert queue > 0.1, "the second had to wait for the first"
+        assert queue > 40 * 0.01, "the second had to wait for the first"
         assert queue + prefill + decode <= whole < queue + prefill + decode + 1.0
         assert now["specdec:inter_token_latency_seconds_sum"] == pytest.approx(decode)
         assert now["specdec:generation_tokens_total"] == 80
@@ -228,19 +240,19 @@ def test_latencies_add_up(tmp_path: Path) -> None:
 
 def test_a_dead_engine_is_seen(tmp_path: Path) -> None:
     """C67: engine_up falls to 0, what ran is counted as errors, and the gauges say that nothing runs."""
-    llm = slowed(load(tiny(tmp_path)), 0.01)
+    llm = held(load(tiny(tmp_path)), 0.01)
     with serving(llm, model_name="tiny") as server:
         connections = [
             call(server, ROUTES[0], {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}) for _ in range(3)
         ]
-        until(lambda: server.metrics()["specdec:num_requests_running"] == 3, 2)
+        server.busy(3)
 
         def die() -> None:
             raise MemoryError("a test's")
 
         llm.engine.step = die  # type: ignore[method-assign]
-        until(lambda: server.metrics()["specdec:engine_up"] == 0, 2)
-        now = server.settled(2)
+        until(lambda: server.metrics()["specdec:engine_up"] == 0)
+        now = server.settled()
         assert now["specdec:request_success_total{error}"] == now["specdec:requests_started_total"] == 3
         assert now["specdec:kv_cache_usage_perc"] == 0
         for connection in connections:
@@ -250,11 +262,11 @@ def test_a_dead_engine_is_seen(tmp_path: Path) -> None:
 def test_a_scrape_sees_what_runs(tmp_path: Path) -> None:
     """Times of an answer that is still coming are in the histograms, each once, although they are put there when somebody asks;
     and the engine's numbers are those of now."""
-    llm = slowed(load(tiny(tmp_path), max_sequences=2), 0.005)
+    llm = held(load(tiny(tmp_path), max_sequences=2), 0.005)
     with serving(llm, model_name="tiny") as server:
         body = {"prompt": "ab", "max_tokens": 200, "ignore_eos": True, "stream": True}
         connection = call(server, ROUTES[0], body)
-        until(lambda: server.metrics()["specdec:inter_token_latency_seconds_count"] > 5, 5)
+        until(lambda: server.metrics()["specdec:inter_token_latency_seconds_count"] > 5)
         now = server.metrics()
         assert now["specdec:time_to_first_token_seconds_count"] == now["specdec:num_requests_running"] == 1
         assert now["specdec:delivery_seconds_count"] > 2

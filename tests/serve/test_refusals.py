@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from serving import PATIENCE, ROUTES, Running, asking, error_of, one_of, serving, slowed, until
+from serving import PATIENCE, ROUTES, Running, asking, error_of, held, one_of, serving, until
 
 from specdec.llm import LLM
 from specdec.serve.schema import NOT_SERVED
@@ -274,28 +275,29 @@ def test_a_body_that_never_comes_is_given_up(tiny_folder: Path) -> None:
 
 def test_the_queue_has_a_limit(tiny_folder: Path) -> None:
     """Beyond it 429 and when to come again; a request that could never fit is told so; places come free again."""
-    llm = slowed(LLM(str(tiny_folder), precision="fp32", self_test=False, max_sequences=1), 0.02)
+    let_go = threading.Event()
+    llm = held(LLM(str(tiny_folder), precision="fp32", self_test=False, max_sequences=1), 0.02, let_go=let_go)
     body = {"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True}
     with serving(llm, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
         assert server.refused(**{**body, "n": 3})["message"].startswith("the request asks for 3 answers")
         for n_waiting in (0, 1):  # the first may itself be seen waiting before its first pass
-            pool.submit(httpx.post, server.url + ROUTES[0], json=body, timeout=20)
+            pool.submit(httpx.post, server.url + ROUTES[0], json=body, timeout=PATIENCE)
             until(
                 lambda n=n_waiting: (
                     (m := server.metrics())["specdec:num_requests_running"] == 1 and m["specdec:num_requests_waiting"] == n
-                ),
-                10,
+                )
             )
         response = server.post(ROUTES[0], **body)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert error_of(response)["code"] == "queue_full"
+        let_go.set()
         until(lambda: server.post(ROUTES[0], prompt="a", max_tokens=1).status_code == 200, 3 * PATIENCE)
 
 
 def test_an_answer_has_a_time_limit(tiny_folder: Path) -> None:
     """504 before anything was sent, an error in the stream afterwards; its blocks are free."""
-    llm = slowed(LLM(str(tiny_folder), precision="fp32", self_test=False), 0.03)
+    llm = held(LLM(str(tiny_folder), precision="fp32", self_test=False), 0.03)
     with serving(llm, request_seconds=1.5) as server:
         body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
         assert server.refused(status=504, **body)["code"] == "timeout"
