@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Reference
-from serving import PATIENCE, frames_of, slowed
+from serving import PATIENCE, frames_of, slowed, until
 
 from specdec.config import SamplingParams, ServeConfig
 from specdec.llm import LLM
@@ -92,13 +92,20 @@ def fresh(words: LLM) -> LLM:
     return words.without_speculation()
 
 
+def in_turns(llm: LLM, **config: Any) -> Any:
+    """An application whose passes wait for what was given before, so that a quick engine does not outrun the event loop."""
+    app = create_app(llm, ServeConfig(**config))
+    app.state.service.worker.turn_seconds = PATIENCE
+    return app
+
+
 def whole(words: LLM, n: int) -> str:
     """The answer of so many tokens, unstreamed."""
     return fresh(words).generate([0], SamplingParams(max_tokens=n, temperature=0, ignore_eos=True))[0].text
 
 
 def test_the_middle_of_a_stream_goes_straight(words: LLM) -> None:
-    client = Client(create_app(fresh(words), ServeConfig()), at_once)
+    client = Client(in_turns(fresh(words)), at_once)
     asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
     assert client.ended
     assert client.straight > 10
@@ -114,7 +121,7 @@ def test_what_a_slow_client_does_not_take_at_once_keeps_its_order(words: LLM, sl
             await asyncio.sleep(0.005)
 
     # Slow enough that not everything has come before the client takes its first frames.
-    client = Client(create_app(slowed(fresh(words), 0.002), ServeConfig()), take)
+    client = Client(in_turns(slowed(fresh(words), 0.002)), take)
     asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
     assert client.ended
     assert client.straight
@@ -129,7 +136,7 @@ def test_a_client_that_takes_nothing_of_a_straight_frame_is_given_up(words: LLM)
             await asyncio.Event().wait()
 
     llm = fresh(words)
-    client = Client(create_app(llm, ServeConfig(stalled_seconds=0.1)), take)
+    client = Client(in_turns(llm, stalled_seconds=0.1), take)
     asyncio.run(client.ask(ignore_eos=True))
     assert client.straight
     assert not client.ended
@@ -145,7 +152,7 @@ def test_an_error_of_a_straight_write_ends_the_request(words: LLM) -> None:
 
     llm = fresh(words)
     with pytest.raises(RuntimeError, match="no such message"):
-        asyncio.run(Client(create_app(llm, ServeConfig()), take).ask(ignore_eos=True))
+        asyncio.run(Client(in_turns(llm), take).ask(ignore_eos=True))
     assert not llm.engine.has_work
 
 
@@ -163,9 +170,7 @@ def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM) -> None:
         seen.append("frame")
 
     llm.engine.step = watched  # type: ignore[method-assign]
-    app = create_app(llm, ServeConfig())
-    app.state.service.worker.turn_seconds = PATIENCE
-    client = Client(app, take)
+    client = Client(in_turns(llm), take)
     asyncio.run(client.ask(max_tokens=40, ignore_eos=True))
     assert client.ended
     assert client.straight == client.frames - 1
@@ -176,20 +181,21 @@ def test_what_a_pass_gave_is_sent_before_the_next_one(words: LLM) -> None:
 
 def test_a_busy_event_loop_does_not_keep_the_engine(words: LLM) -> None:
     """It is waited for a moment only: passes go on while a frame takes its time."""
-    llm, passes = fresh(words), []
+    llm, passes, turns = fresh(words), [], threading.Semaphore()
     step = llm.engine.step
 
     def watched() -> Any:
+        if len(passes) < 3:  # else the engine could be done before the second frame is taken
+            assert turns.acquire(timeout=PATIENCE)
         passes.append(1)
         return step()
 
     async def take(frame: int) -> None:
+        if frame <= 2:
+            turns.release()
         if frame == 2:
             before = len(passes)
-            end = time.perf_counter() + PATIENCE
-            while len(passes) < before + 3 and time.perf_counter() < end:
-                time.sleep(0.001)
-            assert len(passes) >= before + 3
+            until(lambda: len(passes) >= before + 3)
 
     llm.engine.step = watched  # type: ignore[method-assign]
     app = create_app(llm, ServeConfig())
