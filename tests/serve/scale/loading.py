@@ -12,9 +12,14 @@ from specdec.llm import LLM
 FLAT = {1: 1.0, 64: 1.0}
 """Costs by which every drafter pays; nothing is measured."""
 
+HELD = "held"
+"""While a file of this name lies beside the model, it is not loaded."""
+
 
 def load(folder: str, seconds: float = 0.0) -> LLM:
     """A tiny model on one thread; every pass takes at least so long."""
+    while Path(folder, HELD).exists():
+        time.sleep(0.01)
     llm = LLM(folder, precision="fp32", self_test=False, pass_seconds=FLAT, threads=1)
     step = llm.engine.step
 

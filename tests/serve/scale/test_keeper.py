@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from loading import load, load_once  # type: ignore[import-not-found]
+from loading import HELD, load, load_once  # type: ignore[import-not-found]
 from serving import PATIENCE, until
 
 from specdec.config import ConfigError, ServeConfig
@@ -97,17 +97,20 @@ async def gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
-def test_a_replica_that_dies_is_there_again(tiny_folder: Path) -> None:
+def test_a_replica_that_dies_is_there_again(tiny_folder: Path, tmp_path: Path) -> None:
     """In another process of the same keeper, with the same answers; its owner tells whoever waits. At the end all has ended."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "tiny")
 
     async def run() -> None:
-        async with owned(errand(functools.partial(load, str(tiny_folder)))) as owner:
+        async with owned(errand(functools.partial(load, str(folder)))) as owner:
             expected, processes, died = await answer(owner), whole(owner), model(owner)
+            (folder / HELD).touch()  # a new process takes less than a second otherwise
             died.kill()
             while owner.ready:
                 await asyncio.sleep(0.01)
             await owner.until_ready(0.001)
             assert not owner.ready
+            (folder / HELD).unlink()
             await owner.until_ready(PATIENCE)
             assert owner.replica.restarts == 1
             assert await answer(owner) == expected

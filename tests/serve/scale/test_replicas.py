@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from loading import HELD  # type: ignore[import-not-found]
 from prometheus_client.parser import text_string_to_metric_families
 from scaled import Scaled, cached, scaled, under_load  # type: ignore[import-not-found]
-from serving import Running, error_of, frames_of, joined, until
+from serving import PATIENCE, Running, error_of, frames_of, joined, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -24,8 +28,14 @@ PASS_SECONDS = 0.01
 
 
 @pytest.fixture(scope="module")
-def router(tiny_folder: Path) -> Iterator[Scaled]:
-    with scaled(tiny_folder, 2, PASS_SECONDS, model_name="tiny") as running:
+def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, for these replicas alone."""
+    return shutil.copytree(tiny_folder, tmp_path_factory.mktemp("replicas") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder: Path) -> Iterator[Scaled]:
+    with scaled(folder, 2, PASS_SECONDS, model_name="tiny") as running:
         yield running
 
 
@@ -79,7 +89,7 @@ def test_a_client_that_goes_ends_its_request(router: Scaled) -> None:
                 timeout=0.2 if not stream else httpx.Timeout(5, read=0.005),
             )
     running = [f"specdec:num_requests_running{{{replica}}}" for replica in (0, 1)]
-    until(lambda: not any(router.metrics()[name] for name in running) and not any(r["running"] for r in router.replicas()), 10)
+    until(lambda: not any(router.metrics()[name] for name in running) and not any(r["running"] for r in router.replicas()))
 
 
 def test_figures_carry_the_name_of_the_replica(router: Scaled) -> None:
@@ -94,8 +104,9 @@ def test_figures_carry_the_name_of_the_replica(router: Scaled) -> None:
     assert sum(asked.values()) > 0
 
 
-def test_a_replica_that_is_killed_costs_no_client_its_answer(router: Scaled) -> None:
-    """Whole answers are asked again elsewhere, and soon both replicas work again."""
+def test_a_replica_that_is_killed_costs_no_client_its_answer(router: Scaled, caplog: pytest.LogCaptureFixture) -> None:
+    """Whole answers are asked again elsewhere, and both replicas work again as soon as a process can have started."""
+    caplog.set_level(logging.INFO, "specdec")
     with under_load(router, 8) as clients:
         until(lambda: all(replica["running"] for replica in router.replicas()))
         restarts = router.replicas()[0]["restarts"]
@@ -105,18 +116,21 @@ def test_a_replica_that_is_killed_costs_no_client_its_answer(router: Scaled) -> 
         healed = time.monotonic() - killed
         right = sum(client.right for client in clients)
         until(lambda: sum(client.right for client in clients) > right)
-    print(f"whole again after {healed:.1f} s")
+    (took,) = (record.args[1] for record in caplog.records if "is ready after" in record.msg)  # type: ignore[index]
+    print(f"whole again after {healed:.1f} s, of which its process took {took:.1f} s to start")
     assert router.server.router.retries > 0
-    assert healed <= 10
+    assert healed - took <= 5
 
 
-def test_without_any_replica_clients_are_told(router: Scaled) -> None:
+def test_without_any_replica_clients_are_told(router: Scaled, folder: Path) -> None:
     """503 in the API's own shape while nobody can answer; afterwards all is well again."""
+    (folder / HELD).touch()  # a new process takes less than a second otherwise
     for at in (0, 1):
         os.kill(router.process(at).pid, signal.SIGKILL)
-    until(lambda: router.http.get("/health").status_code == 503, 5)
+    until(lambda: router.http.get("/health").status_code == 503)
     response = router.http.post("/v1/completions", json={"prompt": "a"})
     assert (response.status_code, error_of(response)["code"]) == (503, "no_replica")
+    (folder / HELD).unlink()
     until(lambda: router.http.get("/health").status_code == 200 and router.whole(), 90)
     router.ask(prompt="abc", max_tokens=2)
 
@@ -125,7 +139,8 @@ def test_a_silent_replica_is_replaced(tiny_folder: Path, monkeypatch: pytest.Mon
     """One that is alive but answers nothing any more; what it was working on is asked elsewhere. Keys hold at the router, and
     so do the origins of web pages."""
     monkeypatch.setattr("specdec.serve.scale.supervisor.SILENCE", 2)
-    with scaled(tiny_folder, 2, PASS_SECONDS, api_keys=("sesame",), allowed_origins=("*",)) as router:
+    told: dict[str, Any] = {"api_keys": ("sesame",), "allowed_origins": ("*",), "shutdown_seconds": PATIENCE}
+    with scaled(tiny_folder, 2, PASS_SECONDS, **told) as router:
         refused = router.http.get("/v1/models", headers={"Origin": "https://page.example"})
         assert refused.status_code == 401
         assert refused.headers.get_list("access-control-allow-origin") == ["*"]
@@ -135,7 +150,7 @@ def test_a_silent_replica_is_replaced(tiny_folder: Path, monkeypatch: pytest.Mon
         os.kill(router.process(0).pid, signal.SIGSTOP)
         answers = [router.ask(prompt=f"{i}", max_tokens=2)["choices"] for i in range(4)]
         assert len(answers) == 4
-        until(lambda: router.replicas()[0]["restarts"] == 1 and router.whole(), 90)
+        until(lambda: router.replicas()[0]["restarts"] > 0 and router.whole(), 90)
         # The end of the server: what runs goes on for the time that it has, and new requests are refused.
         body = {"prompt": "abc", "max_tokens": 30, "ignore_eos": True, "seed": 1}
         with router.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
