@@ -116,11 +116,11 @@ def test_each_mode_is_a_process_of_its_own_that_ends_with_the_worker(worker, tmp
 
 
 def test_a_hanging_mode_ends_with_its_worker(worker, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 3.0)
     log = tmp_path / "processes"
     log.touch()
     fake = worker("one", log=str(log), hangs_at="a")
-    with pytest.raises(WorkerError, match="said nothing for 1 s"):
+    with pytest.raises(WorkerError, match="said nothing for 3 s"):
         fake.ask(Request("a", "Hello", [1, 2, 3], 5, "fast"))
     (hanging,) = (request[5] for request in requests(log))
     fake.close()
@@ -166,11 +166,12 @@ def test_prompts_are_timed_to_one_token_in_each_engines_first_mode(worker, tmp_p
         ({"dies_at": "b"}, r"ended with status 3 at prompt b \(plain\); its last words: .*out of luck"),
         ({"fails_at": "b"}, r"answered an error at prompt b \(plain\): ValueError: that prompt again"),
         ({"silent_at": "b"}, r"gave no answer at prompt b \(plain\)"),
-        ({"hangs_at": "b"}, r"said nothing for 1 s at prompt b \(plain\)"),
+        ({"hangs_at": "b"}, r"said nothing for 3 s at prompt b \(plain\)"),
     ],
 )
 def test_an_engine_that_fails_is_named_and_the_others_go_on(worker, monkeypatch, script, said):
-    monkeypatch.setattr(workers, "ANSWER_SECONDS", 1.0)
+    if "hangs_at" in script:
+        monkeypatch.setattr(workers, "ANSWER_SECONDS", 3.0)
     both = comparison(worker("bad", **script), worker("good"))
     both.measure(PROMPTS, lambda timing: None)
     both.measure_prompts(PROMPTS[:1])

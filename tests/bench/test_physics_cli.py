@@ -72,7 +72,9 @@ def test_roofline_end_to_end(saved: Path) -> None:
     for one in read.passes:
         assert one.rate <= read.machine.roof(one.intensity) * one.share(read.machine) * 1.001
     costs = read.costs
-    assert costs.seconds(read.nearly_free) <= 1.2 * costs.seconds(1) * 1.001 < 1.002 * costs.seconds(read.nearly_free + 1)
+    assert costs.seconds(read.nearly_free) <= 1.2 * costs.seconds(1) * 1.001
+    if read.nearly_free < 1_000_000:  # which stands for any number, on a machine where no size that was measured costs more
+        assert costs.seconds(read.nearly_free + 1) > 1.2 * costs.seconds(1) * 0.999
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"layout": "other"}', '{"layout": "specdec roofline 1"}', "null"])

@@ -29,7 +29,7 @@ def server(tmp_path, monkeypatch):
     def start(**script):
         port = free_port()
         command = [sys.executable, str(FAKE), "--model", json.dumps(script), "--threads", "1", "--port", str(port)]
-        started.append(Server([*command, "--slots", "4"], port, tmp_path / f"{port}.log", seconds=20))
+        started.append(Server([*command, "--slots", "4"], port, tmp_path / f"{port}.log", seconds=60))
         return started[-1]
 
     yield start
@@ -39,7 +39,7 @@ def server(tmp_path, monkeypatch):
 
 def halted(server):
     """Whether a server is halted, or soon will be: signals take a moment."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while Path(f"/proc/{server._process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         if time.monotonic() > end:
             return False
