@@ -7,12 +7,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from harness import FLAT
+from hypothesis import HealthCheck, settings
 
 from specdec import kernels
 from specdec.config import DEFAULT_MODEL, Precision
 from specdec.models.load import load_model
 from specdec.models.source import resolve
 from specdec.runner.cost import Costs
+
+# How long an example takes, or takes to be made, tells of the machine alone.
+settings.register_profile("any machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
