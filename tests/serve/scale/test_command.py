@@ -86,11 +86,11 @@ def test_replicas_come_and_go_under_load(tiny_folder: Path) -> None:
         process.send_signal(signal.SIGTTIN)
         until(lambda: ready(client) == ["0", "1", "2"], 60)
         asked = client.metrics()["specdec:replica_asked_total{0}"]
-        until(lambda: client.metrics().get("specdec:replica_asked_total{2}", 0) > 5)
+        until(lambda: client.metrics().get("specdec:replica_asked_total{2}", 0) > 5, 60)
         for left in (["0", "1"], ["0"]):
             process.send_signal(signal.SIGTTOU)
             until(lambda left=left: ready(client) == left, 60)
         process.send_signal(signal.SIGTTOU)
         until(lambda: len(client.http.get("/health").json()["replicas"]) == 1, 60)
-        until(lambda: client.metrics()["specdec:replica_asked_total{0}"] > asked + 10)
+        until(lambda: client.metrics()["specdec:replica_asked_total{0}"] > asked + 10, 60)
     assert sum(one.failed for one in clients) == 0

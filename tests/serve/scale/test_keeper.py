@@ -21,13 +21,16 @@ import httpx
 import psutil
 import pytest
 from loading import HELD, load, load_once  # type: ignore[import-not-found]
-from serving import PATIENCE, until
+from serving import until
 
 from specdec.config import ConfigError, ServeConfig
 from specdec.serve.scale.keeper import Errand, Sealed
 from specdec.serve.scale.owner import Owner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PATIENCE = 60.0
+"""Several processes of Python start and end within it, on a machine however busy."""
 
 ASKED = {"prompt": "abcabc", "max_tokens": 8, "temperature": 0.9, "seed": 7}
 
@@ -37,6 +40,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the keepers' sockets; a path of a socket must be short. No process may be left that was told of one."""
     short = tempfile.mkdtemp(prefix="k")
     monkeypatch.setattr(tempfile, "tempdir", short)
+    monkeypatch.setattr("specdec.serve.scale.owner.ANSWER_SECONDS", PATIENCE)  # a keeper that lives answers, however late
     yield Path(short) / f"specdec-{os.getuid()}"
     until(lambda: not keepers(short), PATIENCE)
     shutil.rmtree(short)
