@@ -20,8 +20,9 @@ SOAK_SECONDS = float(os.environ.get("SPECDEC_SOAK_SECONDS", "10"))
 GROWTH = 16 << 20
 """Bytes that the process may grow by between a third of a soak and its end; buffers and arenas are still filling up."""
 
-POOL = {"max_sequences": 16, "max_len": 128, "kv_tokens": 384}
-"""Sixteen sequences of a hundred tokens need 1,600 slots; these are less than a quarter."""
+POOL = {"max_sequences": 16, "max_len": 128, "kv_tokens": 192}
+"""Sixteen sequences of a hundred tokens need 1,600 slots; these are less than an eighth, so that on any machine sequences lose
+their blocks time and again."""
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def at_rest(server: Running) -> dict[str, float]:
     return now
 
 
-def test_five_hundred_requests_on_a_quarter_of_the_pool(tiny_folder: Path) -> None:
+def test_five_hundred_requests_on_an_eighth_of_the_pool(tiny_folder: Path) -> None:
     """A fifth of the clients hang up: no answer is lost, each is that of its solo run, and nothing is left behind."""
     expected = answers_alone(tiny_folder)
     with serving(load(tiny_folder, **POOL)) as server:
