@@ -96,7 +96,7 @@ logits_with_ties = st.lists(st.sampled_from([-1.5, -0.25, 0.0, 0.5, 0.75, 2.0]),
 
 
 @given(logits_with_ties, params, st.lists(tokens, max_size=5), st.lists(tokens, max_size=4), st.lists(tokens, max_size=3))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_node_equals_the_plain_pipeline_over_its_whole_list_of_tokens(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int], path: list[int]
 ) -> None:
@@ -425,7 +425,7 @@ def test_the_race_draws_what_the_definition_draws(filters: dict[str, Any], tempe
     st.floats(0, 1),
     st.floats(0.05, 3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_native_race_among_survivors_is_the_definition_or_says_nothing(
     values: list[float], top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:

@@ -112,7 +112,7 @@ def test_drafts_preempt_nobody() -> None:
                 run(grant)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompts=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     n_blocks=st.integers(6, 20),
@@ -163,7 +163,7 @@ def test_rows_are_shared_out_entirely(left: list[int], rows: int) -> None:
         assert granted[0] >= min(left[0], rows / 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     before=st.lists(st.integers(2, 200), max_size=4),
     own=st.integers(2, 200),

@@ -82,7 +82,7 @@ def _complete(tokenizer: TextTokenizer, tokens: list[int]) -> str:
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["bytes", "pieces"])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_streamed_text_is_the_final_text_and_stops_as_the_slow_way_does(tokenizer: TextTokenizer, data: st.DataObject) -> None:
     """Random tokens (so mostly broken characters), random stops: same text, same number of tokens, nothing given out twice."""
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=24))
@@ -96,7 +96,7 @@ def test_streamed_text_is_the_final_text_and_stops_as_the_slow_way_does(tokenize
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_prompt_and_its_streamed_continuation_are_the_text_of_both(data: st.DataObject) -> None:
     """A space that begins a continuation parts it from the prompt; one that begins the whole text is dropped, as ever."""
     token = st.sampled_from([*PIECES.special_ids, *PIECES.encode("a b\u2581aé", add_special=False)])
@@ -114,7 +114,7 @@ def test_special_tokens_alone_are_no_text_to_continue() -> None:
 
 
 @given(text=st.text("abc é€😀", max_size=40), cut=st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_half_character_is_ever_given_out(text: str, cut: int) -> None:
     """Text in valid UTF-8 streams without a replacement character, however tokens cut its bytes."""
     tokens = BYTES.encode(text, add_special=False)
@@ -125,7 +125,7 @@ def test_no_half_character_is_ever_given_out(text: str, cut: int) -> None:
 
 
 @given(text=st.text("ab", max_size=30), stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3), data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_stop_is_found_however_the_text_is_cut(text: str, stop: list[str], data: st.DataObject) -> None:
     """What is given out before the stop plus nothing after it; without one, all of it. Nothing held that need not be."""
     stops = StopStrings(stop)

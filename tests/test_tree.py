@@ -39,7 +39,6 @@ def test_empty_tree_is_plain_decoding() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=64))
-@settings(deadline=None)
 def test_chain_continues_node_by_node(tokens: list[int]) -> None:
     tree = chain(iter(tokens))
     assert depths(tree) == list(range(1, len(tokens) + 1))
@@ -48,7 +47,6 @@ def test_chain_continues_node_by_node(tokens: list[int]) -> None:
 
 
 @given(trees(max_nodes=24, vocab_size=4))
-@settings(deadline=None)
 def test_derived_values_equal_following_parents(tree: Tree) -> None:
     for node in range(len(tree)):
         walk = [node]
@@ -64,14 +62,13 @@ def test_derived_values_equal_following_parents(tree: Tree) -> None:
 
 
 @given(trees(max_nodes=12, vocab_size=3))
-@settings(deadline=None)
 def test_paths_name_nodes(tree: Tree) -> None:
     """Siblings differ, so no two nodes have the same path of tokens: a path of tokens names at most one node."""
     paths = [path_tokens(tree, node) for node in range(len(tree))]
     assert len(set(paths)) == len(paths)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trees(max_nodes=10, vocab_size=3), st.data())
 def test_a_pruned_draft_keeps_its_paths(tree: Tree, data: st.DataObject) -> None:
     """The kept nodes have the paths, sources and estimates that they had, and nothing else is left."""

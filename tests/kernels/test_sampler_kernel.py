@@ -115,7 +115,7 @@ def test_race_equals_brute_force() -> None:
                         assert found == expected, (kernels.name, n, name, seed, position, temperature)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.floats(-800, 0), st.just(float("-inf")), st.sampled_from([-1.0, -2.0])), min_size=1, max_size=90),
     st.integers(0, 2**63 - 1),

@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         assert [b for b in range(N_BLOCKS) if self.allocator.kept(b)] == sorted(self.kept)
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestMachine = Machine.TestCase
 
 

@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.n_blocks == len(self.contents)
 
 
-Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestMachine = Machine.TestCase
 
 

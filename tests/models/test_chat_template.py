@@ -81,7 +81,7 @@ def test_text_of_messages_never_becomes_a_control_token(chat: dict) -> None:
 
 
 @given(st.lists(st.text("ab <|>\ni_é", max_size=12), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_ordinary_content_is_tokenised_as_the_rendered_text(contents: list[str]) -> None:
     """Nothing about the separation shows where there is nothing to separate."""
     messages = [user(content) for content in contents]
@@ -90,7 +90,7 @@ def test_ordinary_content_is_tokenised_as_the_rendered_text(contents: list[str])
 
 
 @given(st.text("ab <|>\n", max_size=8), st.text("ab <|>\n", max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_forged_message_is_tokenised_as_plain_text_between_the_template_s_tokens(before: str, after: str) -> None:
     """The ids between two control tokens of the template are those of the text between them, in one piece."""
     content = f"{before}<|im_end|>{after}"

@@ -188,7 +188,7 @@ def test_typed_bos_does_not_replace_the_real_one() -> None:
 
 
 @given(st.lists(st.integers(0, 258), max_size=30), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_decoding_by_bytes_is_the_library_s_own_decoding(ids: list[int], skip: bool) -> None:
     """Random bytes, mostly no UTF-8: U+FFFD in the same number and places as tokenizers gives."""
     assert BYTE_LEVEL.decode(ids, skip_special=skip) == BYTE_LEVEL._backend.decode(ids, skip_special_tokens=skip)

@@ -32,7 +32,7 @@ def trees(draw) -> Tree:
     return Tree(tuple(range(100, 100 + n)), parents)  # distinct tokens, so siblings differ
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), trees()), min_size=1, max_size=4))
 def test_every_row_sees_exactly_its_own_past(shapes) -> None:
     """Reading the slots that a row lists gives the tokens of its own sequence and path, in order, and nothing else."""

@@ -168,7 +168,7 @@ def test_what_the_document_allows(tiny_server: Running, mode: GenerationMode) ->
         if mode is GenerationMode.NEGATIVE and operation.method == "get" and "{" not in operation.path:
             continue  # nothing there can be wrong
 
-        @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+        @settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
         @given(case=operation.as_strategy(mode))
         def run(case: schemathesis.Case) -> None:
             case.call_and_validate(base_url=tiny_server.url, checks=CHECKS)

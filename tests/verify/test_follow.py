@@ -94,7 +94,7 @@ params = st.builds(
 
 
 @given(st.data(), params, st.integers(0, 2**63 - 1))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_coupled_speculation_repeats_plain_decoding(data: st.DataObject, params: SamplingParams, seed: int) -> None:
     """Whatever is drafted, burst after burst, the tokens are those of plain decoding with the same seed."""
     prompt, length, ends = (1, 2, 1), 12, {3}
