@@ -361,6 +361,47 @@ def test_a_thrifty_drafter_watches_those_that_ask_and_a_few_others() -> None:
     assert {i for ids in seen for i in ids} == set(range(32))
 
 
+def test_a_drafter_that_holds_rows_observes_those_that_may_ask_it_and_forgets_the_others() -> None:
+    """Of 16 sequences two are followed where it does not pay; each comes with its own hidden states, a prompt with all of them.
+    As the others end, those that are left are followed."""
+    seen: list[list[int]] = []
+    forgotten: set[int] = set()
+
+    class Holder(Scripted):
+        holds = True
+        taps = (3,)
+
+        def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
+            seen.append([span.sequence.id for span in step])
+            assert forward.taps[3].squeeze(1).tolist() == [span.sequence.id for span in step for _ in range(span.n_rows)]
+            assert [verdict and verdict.token for verdict in verdicts] == [s.sequence.id if s.stop == 1 else None for s in step]
+
+        def release(self, sequence: Sequence) -> None:
+            forgotten.add(sequence.id)
+
+    clock = Clock()
+    budget = Budget(
+        Holder(lambda s, n: draft_of([-1], [0.9]), clock, 9.0), costs_of(CURVES["as dear as a pass"]), Stats(), clock
+    )
+
+    def run(decoding: range, prompt: int) -> None:
+        rows = [sequence([1], number=i) for i in decoding]
+        drafts = budget.propose(rows, [4] * len(rows), len(rows) + 3)
+        spans = [Span(s, 0, 1, d) for s, d in zip(rows, drafts, strict=True)] + [Span(sequence([1] * 9, number=prompt), 0, 3)]
+        ends = list(itertools.accumulate((1 + len(draft) for draft in drafts), initial=0))
+        scored = [*itertools.starmap(slice, itertools.pairwise(ends)), slice(ends[-1], ends[-1])]
+        owners = [[span.sequence.id] for span in spans for _ in range(span.n_rows)]
+        forward = Forward(torch.zeros(ends[-1], 4), tuple(scored), taps={3: torch.tensor(owners)})
+        budget.observe(Step(tuple(spans)), forward, [*(Verdict((), s.id) for s in rows), None])
+
+    for _ in range(60):
+        run(range(16), 24)
+    assert seen[-1] == [0, 8, 24]
+    assert forgotten == {i for i in range(16) if i % 8}
+    run(range(1, 4), 25)
+    assert seen[-1] == [1, 2, 3, 25]
+
+
 @pytest.mark.parametrize(("curve", "verified"), [("free", True), ("10 %", False)])
 def test_beside_prompts_that_never_end_a_node_must_be_worth_its_own_row(curve: str, verified: bool) -> None:
     """A busy server reads prompts in every pass: fewer passes save nothing there, so a node of chance 0.4 is dearer than what

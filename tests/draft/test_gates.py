@@ -150,6 +150,34 @@ def test_a_crowd_of_which_nothing_is_known_begins_with_what_the_next_smaller_one
     assert not gates.opens(sequence([1], room=50), Reader("a"), False)
 
 
+class Holder(Reader):
+    holds = True
+
+
+def test_among_many_a_drafter_that_does_not_pay_holds_the_rows_of_few() -> None:
+    """Holding rows takes a share of every pass. It goes on for one sequence of eight, which alone ask the drafter, and for all
+    again where few are left or it begins to pay."""
+    drafter, rows = Holder("a"), [sequence([1], number=i, room=10_000) for i in range(32)]
+
+    def followed(gates: Gates, n: int) -> list[int]:
+        gates.gather(n)
+        return [row.id for row in rows if gates.follows(row.id, "a")]
+
+    gates, everyone = gates_of(0.0), list(range(32))
+    assert followed(gates, 32) == [0, 8, 16, 24]
+    assert followed(gates, 7) == everyone
+    assert followed(gates_of(40 * PRICE), 32) == everyone, "a 16th of what it saves a sequence alone is more than it costs"
+    gates.gather(32)
+    assert not any(gates.opens(row, drafter, False) for row in rows if row.id % 8)
+    for _ in range(400):  # those that are followed show that it pays
+        gates.gather(32)
+        for row in rows[::8]:
+            if gates.opens(row, drafter, False):
+                gates.close(row.id, ("a", False), 4 * PRICE, True, PASS)
+        gates.passed(PASS)
+    assert followed(gates, 32) == everyone
+
+
 def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
     """Resting is a shortcut: who is asked when is what counting every gate in every pass would give. A drafter that is asked
     behind others only has no part in it: it waits for passes in which they drafted well."""

@@ -48,6 +48,11 @@ class Drafter(ABC):
     """May sequences and passes for which the drafter was not asked be left out of what it observes? It then learns from fewer
     of them, and gets no hidden states."""
 
+    holds = False
+    """Does it keep something of every row that it observes until it is asked? Sequences for which it does not pay are then left
+    out of what it observes while many run; it is told to ``release`` them, and may begin with one in the middle.
+    """
+
     draws: Siblings | None = None
     """How it draws the children of a node at random, above temperature 0, to say from which laws (``Draft.q``); None: what it
     drafts is a function of what it has seen."""
@@ -75,7 +80,7 @@ class Drafter(ABC):
         """Learn from a finished pass. ``forward.rows[i]`` are the logits rows of span i: its pending token, then each node."""
 
     def release(self, sequence: Sequence) -> None:  # noqa: B027
-        """Forget a sequence that ended; may be called for one never seen."""
+        """Forget a sequence that ended, or that it no longer observes; may be called for one never seen."""
 
     def clear(self) -> None:  # noqa: B027
         """Forget everything, also what was learned from past requests; only between requests."""

@@ -15,18 +15,14 @@ from dataclasses import dataclass
 
 from specdec.draft.base import Drafter
 from specdec.draft.chances import Chances, Kind
-from specdec.draft.gates import GLANCES, GOOD, Gates, blend
+from specdec.draft.gates import GOOD, Gates, blend
 from specdec.draft.merge import Merge, overlay
+from specdec.draft.observers import Observers
+from specdec.draft.worth import Worth
 from specdec.metrics.stats import Stats
 from specdec.runner.cost import Costs
 from specdec.tree import depths, main_path, prune
 from specdec.types import NO_DRAFT, ROOT, Draft, Forward, Sequence, Step, Verdict
-
-RIDING_MEMORY = 32
-"""Passes over which it is seen how many read prompts."""
-MOST_RIDING = 0.9
-"""Of the time of a pass, as much is at most put down to prompts. A stream's own pace is worth something, too: where rows cost
-next to nothing, drafts that cost no others' time are still verified."""
 
 
 @dataclass(slots=True)
@@ -84,13 +80,9 @@ class Budget:
         self._plans: dict[int, _Plan] = {}
         self._asked: dict[int, dict[str, bool]] = {}
         self._gates = Gates()
+        self._observers = Observers(self._drafters, self._gates, clock, whole=by_chance)
         self._chosen = 0.0
-        self._since_glance, self._turn = 0, 0
-        self._glance_every = GLANCES
-        self._host = 0.0
-        """Seconds of a step beside its pass and its drafting, running mean."""
-        self._riding = 0.0
-        """Share of the passes with decoding sequences that read prompts too, running mean."""
+        self._worth = Worth(costs)
 
     def propose(self, sequences: Many[Sequence], limits: Many[int], rows: int) -> list[Draft]:
         """A draft to verify for each sequence whose next token this pass gives.
@@ -107,7 +99,7 @@ class Budget:
             limits = [0 if rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
             if not any(limits):
                 return [NO_DRAFT] * len(sequences)
-            worth = self._worth(len(sequences), rows)
+            worth = self._worth.token(len(sequences), rows), self._worth.row(len(sequences), rows)
         ask = functools.partial(self._ask, worth)
         started = self._clock()
         if len(self._drafters) == 1:
@@ -124,33 +116,14 @@ class Budget:
         at = [i for i, sequence in enumerate(sequences) if sequence.id in self._asked]
         plans = [self._plan(sequences[i], proposed[i]) for i in at]
         self._plans = {sequences[i].id: plan for i, plan in zip(at, plans, strict=True)}
-        plain = self._host + self._plain(len(sequences), rows)
-        kept = self._choose(plans, len(sequences), rows, asked - started + plain)
-        self._settle(plans, kept, rows, plain / len(sequences))
+        per_token = self._worth.token(len(sequences), rows)
+        kept = self._choose(plans, len(sequences), rows, asked - started + len(sequences) * per_token)
+        self._settle(plans, kept, rows, per_token)
         for i, nodes in zip(at, kept, strict=True):
             if len(nodes) < len(proposed[i]):
                 proposed[i] = prune(proposed[i], nodes)
         self._chosen = (self._clock() - asked) / len(plans)
         return proposed
-
-    def _worth(self, n: int, rows: int) -> tuple[float, float]:
-        """Seconds that a token and a row of a pass for n sequences are worth."""
-        return (self._host + self._plain(n, rows)) / max(1, n), self._row(n, rows)
-
-    def _row(self, n: int, rows: int) -> float:
-        """Seconds of a row among the first few that are added to a pass."""
-        few = 2 * max(1, n)
-        return (self.costs.seconds(rows + few) - self.costs.seconds(rows)) / few
-
-    def _plain(self, n: int, rows: int) -> float:
-        """Seconds that a token for each of n sequences takes in plain decoding.
-
-        Where passes read prompts anyway a token costs its row, and fewer passes would not help: weights are read for the
-        prompts. A server under load is always there, so its drafts must pay by rows alone.
-        """
-        alone = self.costs.seconds(max(1, n))
-        rows_alone = min(alone, n * self._row(n, rows))
-        return rows_alone + (1 - MOST_RIDING * self._riding) * (alone - rows_alone)
 
     def _ask(
         self,
@@ -250,9 +223,7 @@ class Budget:
     def observe(self, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Score what was proposed against what was emitted, then let the drafters learn."""
         asked: dict[str, list[int]] = {}  # drafter -> the spans for which it was asked
-        widths = {span.stop - span.start for span in step.spans}
-        if 1 in widths:
-            self._riding += (float(len(widths) > 1) - self._riding) / RIDING_MEMORY
+        self._worth.ran(step)
         began, scored = self._clock(), 0
         for i, (span, verdict) in enumerate(zip(step, verdicts, strict=True)):
             if verdict is None:
@@ -269,38 +240,7 @@ class Budget:
         if scored:
             self._gates.handled(self._chosen + (self._clock() - began) / scored)
         self._plans = {}
-        self._since_glance += 1
-        glance = self._since_glance >= self._glance_every
-        for drafter in self._drafters:
-            if drafter.thrifty:
-                self._let_watch(drafter, step, forward, verdicts, asked.get(drafter.name, []), glance)
-            else:
-                drafter.observe(step, forward, verdicts)
-        if glance:
-            seconds = self._host + self.costs.seconds(len(verdicts))
-            self._gates.passed(self._since_glance * seconds)
-            self._glance_every = self._gates.glances(seconds, len(verdicts))
-            self._since_glance = 0
-            self._turn += GLANCES
-
-    def _let_watch(
-        self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None], asked: list[int], glance: bool
-    ) -> None:
-        """Have a thrifty drafter observe the spans for which it was asked, and now and then some of the others."""
-        spans = asked
-        if glance:
-            others = [i for i, verdict in enumerate(verdicts) if verdict is not None and i not in asked]
-            start = self._turn % max(1, len(others))  # in turn, where there are more than that
-            spans = sorted([*asked, *(others[start:] + others[:start])[:GLANCES]])
-        if not spans:
-            return
-        started = self._clock()
-        if len(spans) < len(verdicts):
-            step = Step(tuple(step.spans[i] for i in spans))
-            forward = Forward(forward.logits, tuple(forward.rows[i] for i in spans))
-            verdicts = [verdicts[i] for i in spans]
-        drafter.observe(step, forward, verdicts)
-        self._gates.watched(drafter.name, (self._clock() - started) / len(spans))
+        self._observers.observe(step, forward, verdicts, asked, self._worth.host + self.costs.seconds(len(verdicts)))
 
     def _score(self, sequence: Sequence, plan: _Plan, emitted: list[int]) -> None:
         draft = plan.proposed
@@ -329,7 +269,7 @@ class Budget:
 
     def follow(self, host: float) -> None:
         """Take note of the seconds of a step beside its pass and its drafting."""
-        self._host = blend(self._host, host)
+        self._worth.host = blend(self._worth.host, host)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended."""

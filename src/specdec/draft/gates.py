@@ -34,6 +34,9 @@ MANY = 4
 """The crowd (of eight sequences) from which on asks that do not pay are limited for all sequences together: there are always
 some that are new, and their first asks would never end."""
 
+SCOUTS = 8
+"""Of sequences so many together as a crowd of ``MANY`` has, one is still followed by a drafter that does not pay in it."""
+
 MOST = 10
 """The largest crowd told apart, of 512 sequences or more."""
 
@@ -89,6 +92,8 @@ class Gates:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self._crowd = 1
+        self._pays: dict[str, bool] = {}
+        """Does a drafter pay in this crowd, for all that is known? Found out once for every pass."""
         self._asking: dict[str, float] = {}
         """Seconds of asking a drafter for one sequence, running mean."""
         self._watching: dict[str, float] = {}
@@ -115,6 +120,7 @@ class Gates:
     def gather(self, n: int) -> None:
         """A pass for so many sequences begins. Crowds are 1, 2 to 3, 4 to 7 and so on."""
         self._crowd = min(n.bit_length(), MOST)
+        self._pays.clear()
 
     def rests(self, sequence_id: int) -> bool:
         """Called once for every pass: can no gate of the sequence open in it?"""
@@ -130,6 +136,8 @@ class Gates:
 
     def opens(self, sequence: Sequence, drafter: Drafter, behind_others: bool) -> bool:
         """Is the drafter to be asked? Called once for every pass in which it could be and the sequence does not rest."""
+        if drafter.holds and not self.follows(sequence.id, drafter.name):
+            return False
         row = self._rows.setdefault(sequence.id, _Row())
         if row.rested:
             for (_, behind, crowd), known in row.gates.items():
@@ -155,6 +163,22 @@ class Gates:
         cost = self.cost(drafter.name)
         return self._promises(door, TRIALS * cost, sequence.room) or self._spend(cost)
 
+    def follows(self, sequence_id: int, name: str) -> bool:
+        """Is a drafter that holds rows to hold those of a sequence?
+
+        For many sequences that takes a share of every pass. Where the drafter does not pay it is done for one of a few only, by
+        which it is seen when it begins to.
+        """
+        if self._crowd < MANY or sequence_id % SCOUTS == 0:
+            return True
+        row, key = self._rows.get(sequence_id), (name, False, self._crowd)
+        if row and (gate := row.gates.get(key)):
+            return gate.pays
+        if (pays := self._pays.get(name)) is None:
+            cost = self.cost(name)
+            pays = self._pays[name] = self._known(self._saved, key, math.e * cost) >= cost
+        return pays
+
     def _promises(self, key: _Key, seconds: float, room: int) -> bool:
         """May so much be spent on finding out whether the drafter suits a sequence, for what it gains with others?
 
@@ -164,12 +188,12 @@ class Gates:
         return gain * room / 2 >= seconds
 
     def _known(self, means: dict[_Key, float], key: _Key, otherwise: float) -> float:
-        """What is known of a door in this crowd, or else in the next smaller one; or else twice what is known in one of twice
-        as many, where a token takes half as long."""
+        """What is known of a door in this crowd, or else in the next smaller one, or in a larger one: among twice as many
+        sequences a token takes half as long, and an ask saves half as much."""
         name, behind_others, crowd = key
         for other in (*range(crowd, 0, -1), *range(crowd + 1, MOST + 1)):
             if (known := means.get((name, behind_others, other))) is not None:
-                return math.ldexp(known, max(0, other - crowd))
+                return math.ldexp(known, other - crowd)
         return otherwise
 
     def _spend(self, seconds: float) -> bool:

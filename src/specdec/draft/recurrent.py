@@ -65,6 +65,8 @@ class RecurrentDrafter(Drafter):
         ConfigError: the head does not fit the model.
     """
 
+    holds = True
+
     def __init__(self, loaded: LoadedHead, target: Target, config: SpeculationConfig, draws: Siblings | None = None) -> None:
         model, head = target.model, loaded.head
         if not isinstance(head, RecurrentHead):
