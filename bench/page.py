@@ -45,7 +45,7 @@ made by hand are lost. Each table says which file and which command it comes fro
   drafting and verification.
 - *accepted at depth d* counts only drafts of which the first d − 1 tokens were right.
 - With several requests in flight, these are the figures of each request; *all together* is the rate of all of them.
-- *v(M)* is what a pass of M rows costs over a pass of one row, at 128 cached tokens, measured in the same run.
+- *v(M)* is what a pass of M rows costs over a pass of one row, at the mean context of the run, measured in the same run.
 - *Peak memory* is the most that the process held at once, with both engines in it.
 """
 

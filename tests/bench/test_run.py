@@ -101,6 +101,8 @@ def test_a_result_is_whole(llm: LLM, folder: Path) -> None:
     assert made.peak_memory_bytes is None or made.peak_memory_bytes > 10_000_000
     assert made.provenance["model"] == folder.name
     assert made.settings["max_tokens"] == 12
+    n_prompt = sum(run.prompt_tokens for run in made.runs) / len(made.runs)
+    assert made.settings["context"] == round(n_prompt + 6), "v is measured where passes are on average"
     assert sum(turn["tokens"] for turn in made.turns) == 12 * len(made.runs)
 
 

@@ -17,6 +17,7 @@ from specdec.runner import measure as measuring
 from specdec.runner.cost import Costs
 from specdec.runner.runner import Runner
 from specdec.testing import TableModel
+from specdec.types import Step
 
 
 def model(v: int = 16, context: int = 512) -> TableModel:
@@ -80,6 +81,21 @@ def test_the_factor_follows_what_runs_and_not_an_outlier() -> None:
     before = costs.seconds(1)
     costs.follow(500, 1e6)  # a prompt, far from any measured size
     assert costs.seconds(1) == before
+
+
+@pytest.mark.parametrize(("asked", "measured"), [(128, 128), (300, 300), (9999, 504)])
+def test_passes_attend_to_the_context_asked_for(ops, monkeypatch: pytest.MonkeyPatch, asked: int, measured: int) -> None:
+    """Rows cost more the more they attend to; there is no more than the model has room for."""
+    seen: list[int] = []
+    burst = measuring.Passes.burst
+
+    def noting(passes: measuring.Passes, context: int, rows: int) -> Step:
+        seen.append(context)
+        return burst(passes, context, rows)
+
+    monkeypatch.setattr(measuring.Passes, "burst", noting)
+    measuring.measure(model(), ops, [1, 8], context=asked, rounds=1)
+    assert set(seen) == {measured}
 
 
 def test_given_costs_follow_nothing() -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from specdec.bench.prompts import Prompt, digest
@@ -156,7 +157,8 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
     ids = {prompt.id: _encode(llm, prompt) for prompt in prompts}
     for side in sides.values():
         side.generate([ids[prompts[0].id]], plan.params.replace(temperature=plan.temperatures[0], max_tokens=WARM_UP))
-    before, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
+    context = round(mean(len(ids[prompt.id]) + (plan.params.max_tokens or 0) / 2 for prompt in prompts))
+    before, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES), context=context)
 
     tokens: dict[tuple[str, float], tuple[int, ...]] = {}
     runs: list[Timing] = []
@@ -195,13 +197,13 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                 }
                 for mode in MODES
             ]
-    after, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES))
+    after, _ = measure_costs(llm.engine.model, llm.kernels, list(SIZES), context=context)
     # The faster of each: other programs only ever make a pass slower, and some sizes more than others.
     costs = Costs({rows: min(seconds, after.points.get(rows, seconds)) for rows, seconds in before.points.items()})
     peak = peak_memory()  # before the bound is measured, which takes as much as the weights
     return Report(
         provenance=_provenance(llm, prompts),
-        settings=_settings(llm, plan),
+        settings={**_settings(llm, plan), "context": context},
         modes=MODES,
         runs=tuple(runs),
         v={str(rows): cost for rows, cost in costs.relative().items()},

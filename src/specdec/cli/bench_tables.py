@@ -135,7 +135,9 @@ def _drafts(report: Report, temperature: float) -> Table:
 
 def _facts(report: Report) -> Table:
     grid = _facts_grid()
-    grid.add_row("v(M), cost of M rows", "  ".join(f"{rows}: {cost:.2f}" for rows, cost in report.v.items()))
+    context = report.settings.get("context")  # older results do not tell
+    costs = "  ".join(f"{rows}: {cost:.2f}" for rows, cost in report.v.items())
+    grid.add_row("v(M), cost of M rows", costs + (f", at {context} cached tokens" if context else ""))
     if report.one_row:
         facts, over = report.one_row, report.over_bound
         bound = f", {over:.2f} times the reading of its {facts['weights_bytes'] / 1e6:.0f} MB of weights" if over else ""

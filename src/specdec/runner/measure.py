@@ -146,6 +146,7 @@ def measure(
     kernels: Kernels,
     sizes: list[int],
     *,
+    context: int = CONTEXT,
     rounds: int = ROUNDS,
     limit: float = LIMIT,
     clock: Callable[[], float] = time.perf_counter,
@@ -154,6 +155,7 @@ def measure(
 
     Args:
         sizes: rows of the passes.
+        context: cached tokens that a pass attends to, or as many as the model has room for.
         rounds: most of them.
         limit: seconds after which no further pass is begun, once there are two sizes.
 
@@ -162,7 +164,7 @@ def measure(
     """
     started = clock()
     sizes = [size for size in sizes if size < model.shape.context]
-    context = min(CONTEXT, model.shape.context - max(sizes))
+    context = min(context, model.shape.context - max(sizes))
     passes = Passes(model, kernels, context + max(sizes))
     steps = {size: passes.burst(context, size) for size in sizes}
 
