@@ -116,6 +116,7 @@ SETTINGS = [
     ("presence_penalty", 2, 200), ("presence_penalty", -2, 200), ("presence_penalty", 3, 400), ("presence_penalty", -3, 400),
     ("frequency_penalty", 2, 200), ("frequency_penalty", -2.5, 400), ("temperature", -1, 400), ("temperature", "hot", 400),
     ("temperature", 2, 200), ("top_p", 0, 400), ("top_p", 1, 200), ("top_k", -2, 400), ("top_k", -1, 200), ("min_p", 1.5, 400),
+    ("top_k", 2**63 - 1, 200), ("top_k", 2**63, 400),
     ("n", 0, 400), ("n", 129, 400), ("seed", -1, 400), ("seed", 2**63, 400), ("logit_bias", {"x": 1}, 400),
     ("logit_bias", {"999": 1}, 400), ("logit_bias", {"5": 101}, 400), ("logit_bias", {"5": 100}, 200), ("logprobs", 21, 400),
     ("bad_words", "no list", 400), ("stop", [1], 400), ("min_tokens", 5, 200),

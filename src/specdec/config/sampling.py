@@ -67,7 +67,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         require(is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a finite number >= 0")
-        require(is_integer(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "an integer >= 1, or 0 or -1 for all tokens")
+        require(
+            is_integer(self.top_k) and -1 <= self.top_k < 2**63,  # the sampler's integers have 64 bits
+            "top_k",
+            self.top_k,
+            "an integer in [1, 2**63), or 0 or -1 for all tokens",
+        )
         require(is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         require(is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         r = self.repetition_penalty
