@@ -2,7 +2,7 @@
 
 Two engines share the model. Each round gives both the same requests, some at a time, in alternating order; the truth is the
 time of all rounds without speculation over that with it, the estimate is what the speculating engine said of itself in the
-same rounds. Greedy, so both emit the same tokens.
+same rounds. Both emit the same tokens, at temperature 1.
 
     python bench/live_speedup.py --drafters auto --at-once 1 4 --rounds 6 --json bench/results/live_speedup.json
 """

@@ -178,6 +178,26 @@ def test_among_many_a_drafter_that_does_not_pay_holds_the_rows_of_few() -> None:
     assert followed(gates, 32) == everyone
 
 
+def test_a_drafter_that_no_longer_follows_a_sequence_does_not_keep_it_awake() -> None:
+    """Its gate stands shut and is not counted on, so it may not be what the rest of the sequence is measured by."""
+    for drafters in ([Reader("a"), Holder("b")], [Holder("b")]):
+        gates, row = Gates(), sequence([1], number=1, room=10_000)
+        for drafter in drafters:
+            gates.asked(drafter.name, PRICE)
+        rested = 0
+        for _ in range(400):
+            gates.gather(32)
+            if gates.rests(row.id):
+                rested += 1
+            elif asked := [drafter for drafter in drafters if gates.opens(row, drafter, False)]:
+                for drafter in asked:
+                    gates.close(row.id, (drafter.name, False), 0.0, False, PASS / 32)
+            else:
+                gates.rest(row.id)
+            gates.passed(PASS)
+        assert rested > 200
+
+
 def test_a_sequence_rests_exactly_as_long_as_its_gates_stay_shut() -> None:
     """Resting is a shortcut: who is asked when is what counting every gate in every pass would give. A drafter that is asked
     behind others only has no part in it: it waits for passes in which they drafted well."""

@@ -55,6 +55,23 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+def test_null_in_a_message_says_nothing(tmp_path: Path) -> None:
+    """Clients send back messages as they got them, with unused fields null; templates ask whether a field is there."""
+    folder = tiny(tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    calls = "{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}"
+    settings["chat_template"] = f"{{% for m in messages %}}{calls}{{{{ m.content }}}}{{% endfor %}}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    said = {"role": "assistant", "content": "ab"}
+    unused = {"refusal": None, "tool_calls": None, "audio": None}
+    with serving(LLM(str(folder), precision="fp32", self_test=False)) as server:
+        plain = server.post("/tokenize", messages=[said])
+        assert plain.status_code == 200
+        assert server.post("/tokenize", messages=[{**said, **unused}]).json() == plain.json()
+        error = server.refused(ROUTES[1], messages=[{**said, **unused, "content": None}])
+        assert "says nothing" in error["message"]
+
+
 @pytest.mark.parametrize(("template", "said"), TEMPLATES.values(), ids=TEMPLATES)
 def test_templates_that_fail(tmp_path: Path, template: str, said: str) -> None:
     """C92: a 400 with the template's own message, soon, and the server lives."""

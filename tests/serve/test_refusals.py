@@ -199,6 +199,22 @@ def test_fields_that_ask_for_nothing_are_fine(tiny_server: Running) -> None:
     assert one_of(tiny_server.ask(ROUTES[1], **body, **neutral, **without_effect)) == one_of(tiny_server.ask(ROUTES[1], **body))
 
 
+def test_defaults_of_clients_that_send_whole_bodies(tiny_server: Running) -> None:
+    """What such a client does not mean to set stands in its bodies all the same."""
+    body = asking(ROUTES[1], "ab", max_tokens=2, temperature=0)
+    whole = {**body, "top_logprobs": 0, "logprobs": False}
+    assert one_of(tiny_server.ask(ROUTES[1], **whole)) == one_of(tiny_server.ask(ROUTES[1], **body))
+    options = {"include_usage": True, "continuous_usage_stats": False}
+    assert tiny_server.post(ROUTES[1], **whole, stream=True, stream_options=options).status_code == 200
+    options["continuous_usage_stats"] = True
+    assert "usage_stats" in tiny_server.refused(ROUTES[1], **whole, stream=True, stream_options=options)["message"]
+    chat = {"messages": [{"role": "user", "content": "ab"}]}
+    plain = tiny_server.post("/tokenize", **chat).json()
+    neutral = {"add_special_tokens": False, "continue_final_message": False}
+    assert tiny_server.post("/tokenize", **chat, **neutral).json() == plain
+    assert tiny_server.post("/tokenize", **chat, add_special_tokens=True).status_code == 400
+
+
 def test_an_unknown_field_is_named_with_its_neighbour(tiny_server: Running) -> None:
     """A misspelt setting must not pass as its default."""
     error = tiny_server.refused(prompt="a", temprature=0.5)

@@ -178,6 +178,8 @@ def measure(llm: LLM, prompts: Sequence[Prompt], plan: Plan, served: Callable[[P
                         mode = min(running, key=lambda mode: parts[mode].seconds)
                         for landing in parts[mode].advance():
                             prompt, result = landing.flight.prompt, landing.result
+                            if result.error:
+                                raise RequestError(f"{prompt.id}: {result.error}")
                             if mode == MODES[0] or temperature == 0 or not llm.engine.acceptance.by_chance:
                                 _check(prompt, result, tokens.setdefault((prompt.id, temperature), result.tokens))
                             runs.append(_timing(mode, landing, turn, temperature))
@@ -245,8 +247,6 @@ def _encode(llm: LLM, prompt: Prompt) -> list[int]:
 
 
 def _check(prompt: Prompt, result: Result, expected: tuple[int, ...]) -> None:
-    if result.error:
-        raise RequestError(f"{prompt.id}: {result.error}")
     if result.tokens != expected:
         at = next(
             (i for i, (a, b) in enumerate(zip(result.tokens, expected, strict=False)) if a != b),

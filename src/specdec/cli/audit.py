@@ -51,8 +51,8 @@ def audit(
 ) -> None:
     """Check that speculation changes no token here, and that the check would have noticed.
 
-    Exit code 0: no difference was found; 1: one was; 2: there is no verdict, since something could not run or the time was
-    too short. docs/audit.md says what is tested and what that shows.
+    Exit code 0: no difference was found; 1: one was; 2: there is no verdict, since something that must be checked
+    could not run or the time was too short. docs/audit.md says what is tested and what that shows.
     """
     for file, name in ((json, "--json"), (html, "--html")):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):

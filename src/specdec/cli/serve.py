@@ -136,7 +136,8 @@ def _serve_replicas(
     from specdec.serve.scale.server import ScaledServer
 
     if model.threads is None:
-        model = dataclasses.replace(model, threads=max(1, len(os.sched_getaffinity(0)) // n))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        model = dataclasses.replace(model, threads=max(1, cores // n))
     server = ScaledServer(
         functools.partial(load, model),
         config,

@@ -280,7 +280,7 @@ class Budget:
             drafter.release(sequence)
 
     def clear(self) -> None:
-        """Forget everything but the costs of passes, also what drafters learned; only between requests."""
+        """Forget sequences, and what drafters and gates learned; what passes and steps cost stays. Only between requests."""
         self._chances.clear()
         self._plans = {}
         self._gates.clear()

@@ -92,6 +92,8 @@ class Gates:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self._crowd = 1
+        self._holding: set[str] = set()
+        """Drafters that hold rows."""
         self._pays: dict[str, bool] = {}
         """Does a drafter pay in this crowd, for all that is known? Found out once for every pass."""
         self._asking: dict[str, float] = {}
@@ -136,8 +138,10 @@ class Gates:
 
     def opens(self, sequence: Sequence, drafter: Drafter, behind_others: bool) -> bool:
         """Is the drafter to be asked? Called once for every pass in which it could be and the sequence does not rest."""
-        if drafter.holds and not self.follows(sequence.id, drafter.name):
-            return False
+        if drafter.holds:
+            self._holding.add(drafter.name)
+            if not self.follows(sequence.id, drafter.name):
+                return False
         row = self._rows.setdefault(sequence.id, _Row())
         if row.rested:
             for (_, behind, crowd), known in row.gates.items():
@@ -172,8 +176,8 @@ class Gates:
         if self._crowd < MANY or sequence_id % SCOUTS == 0:
             return True
         row, key = self._rows.get(sequence_id), (name, False, self._crowd)
-        if row and (gate := row.gates.get(key)):
-            return gate.pays
+        if row and (gate := row.gates.get(key)) and gate.pays:
+            return True
         if (pays := self._pays.get(name)) is None:
             cost = self.cost(name)
             pays = self._pays[name] = self._known(self._saved, key, math.e * cost) >= cost
@@ -208,8 +212,12 @@ class Gates:
         """No gate of the sequence opened in this pass: none will until the first is due."""
         row = self._rows.get(sequence_id)
         if row is not None:
-            waits = [gate.interval - gate.waited for (_, *at), gate in row.gates.items() if at == [False, self._crowd]]
-            next_due = min(waits, default=1)
+            waits = [
+                gate.interval - gate.waited
+                for (name, *at), gate in row.gates.items()
+                if at == [False, self._crowd] and (name not in self._holding or self.follows(sequence_id, name))
+            ]
+            next_due = min(waits, default=LATER if row.gates else 1)
             row.rest = next_due - 1 if next_due > 0 else LATER  # it is due, and the purse was empty
 
     def close(self, sequence_id: int, door: Door, saved: float, right: bool, per_token: float) -> None:

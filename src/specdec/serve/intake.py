@@ -12,7 +12,7 @@ from specdec.config import ConfigError, SamplingParams
 from specdec.encoding import NOT_FOR_TEMPLATES
 from specdec.llm import LLM, ChatTemplateError, RequestError, TemplateVariableError
 from specdec.serve.errors import ApiError
-from specdec.serve.schema import Body, ChatBody, CompletionBody, Prediction, SpeculationChoice, TextPart, TokenizeBody
+from specdec.serve.schema import Body, ChatBody, CompletionBody, Message, Prediction, SpeculationChoice, TextPart, TokenizeBody
 from specdec.types import Speculation
 
 _T = TypeVar("_T")
@@ -57,7 +57,7 @@ class Intake:
 
     def chat(self, body: ChatBody, tenant: str | None) -> Asked:
         """Raises ApiError."""
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         written = {"logprobs": "top_logprobs"}
@@ -119,7 +119,7 @@ class Intake:
             raise ApiError(400, message, param="chat_template_kwargs")
         if body.add_generation_prompt is not None:
             variables["add_generation_prompt"] = body.add_generation_prompt
-        messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+        messages = [_said(message) for message in body.messages or ()]
         return self._llm.lay_out(messages, variables)
 
     def _speculation(self, body: Body) -> Speculation:
@@ -144,6 +144,12 @@ class Intake:
             return ()
         text = prediction.content if isinstance(prediction.content, str) else _joined(prediction.content)
         return tuple(_spoken(lambda: self._llm.tokenizer.encode(text, add_special=False), "prediction"))
+
+
+def _said(message: Message) -> dict[str, Any]:
+    """What a message says, for the chat template; a field that is null says nothing, as one that is left out."""
+    given = message.model_dump(exclude_unset=True)
+    return {name: value for name, value in given.items() if value is not None or name == "content"}
 
 
 def _joined(parts: list[TextPart]) -> str:

@@ -28,10 +28,13 @@ NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_json": ((None,), "constrained output is not there yet"),
     "guided_regex": ((None,), "constrained output is not there yet"),
     "include_stop_str_in_output": ((None, False), "the text ends before a stop string"),
+    "length_penalty": ((None, 1), "there is no beam search"),
     "modalities": ((None, ["text"]), "this server writes text only"),
     "parallel_tool_calls": ((None, True, False), "tools are not there yet"),
+    "priority": ((None, 0), "requests run in the order in which they arrive"),
     "reasoning_effort": ((None, "none"), "give what the model's chat template knows in chat_template_kwargs"),
     "response_format": ((None, {"type": "text"}), "constrained output is not there yet"),
+    "return_tokens_as_token_ids": ((None, False), "return_token_ids gives them"),
     "skip_special_tokens": ((None, True), "special tokens have no text; return_token_ids gives them"),
     "spaces_between_special_tokens": ((None, True), "special tokens have no text"),
     "structured_outputs": ((None,), "constrained output is not there yet"),
@@ -40,6 +43,8 @@ NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((None, []), "tools are not there yet"),
     "truncate_prompt_tokens": ((None,), "no prompt is cut short: /tokenize tells how long it is"),
     "use_beam_search": ((None, False), "ask for n answers and choose among them"),
+    "verbosity": ((None,), "give what the model's chat template knows in chat_template_kwargs"),
+    "web_search_options": ((None,), "this server searches nothing"),
 }
 """Fields of other servers: the values that ask for nothing, which are accepted, and why others are refused."""
 
@@ -54,7 +59,15 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="Not served: usage comes once, at the end.")
     include_obfuscation: bool | None = Field(None, description="Has no effect: chunks are not padded.")
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _at_the_end(cls, asked: bool | None) -> bool | None:
+        if asked:
+            raise PydanticCustomError("not_served", "continuous_usage_stats is not supported: usage comes once, at the end")
+        return asked
 
 
 class SpeculationChoice(Strict):
@@ -189,6 +202,7 @@ class TokenizeBody(Strict):
         None, description="Begin as the model's prompts begin; true if absent. For a prompt."
     )
     add_generation_prompt: bool | None = Field(None, description="True if absent. For messages.")
+    continue_final_message: Literal[False] | None = Field(None, description="Only the chat template begins an answer.")
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -197,7 +211,7 @@ class TokenizeBody(Strict):
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("what", "give either prompt or messages")
         of_chats = self.add_generation_prompt is not None or self.chat_template_kwargs is not None
-        if (self.prompt is not None and of_chats) or (self.messages is not None and self.add_special_tokens is not None):
+        if (self.prompt is not None and of_chats) or (self.messages is not None and self.add_special_tokens):
             raise PydanticCustomError(
                 "which", "add_special_tokens is for a prompt, add_generation_prompt and chat_template_kwargs are for messages"
             )
