@@ -72,18 +72,17 @@ def test_what_a_result_says() -> None:
     assert row.measured == pytest.approx(10 / 7)
 
 
-def test_the_plan_is_within_ten_per_cent_of_the_engine() -> None:
-    """The committed measurement: over all tasks, from acceptance and v(M) alone, at each temperature. Passes behind drafting
-    take longer than those that v(M) was measured on, which follow each other."""
+def test_the_plan_is_within_seven_per_cent_of_the_engine() -> None:
+    """The committed measurement: over all tasks, from acceptance and v(M) alone, at each temperature."""
     made = load(RESULT)
     checked = [row for row in planning.check(made, planning.costs_of(made)) if row.task == "all"]
     assert [row.temperature for row in checked] == made.temperatures
     for row in checked:
         told = made.row("on", "all", row.temperature)
         assert told is not None
-        assert row.tokens == pytest.approx(told.tau, rel=3e-3)
+        assert row.tokens == pytest.approx(told.tau, rel=1e-3)
         assert row.measured == told.speedup_decoding
-        assert abs(row.error) < 0.10, row
+        assert abs(row.error) < 0.07, row
 
 
 def test_the_best_tree_beats_the_best_chain() -> None:
