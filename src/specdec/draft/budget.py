@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from specdec.draft.base import Drafter
 from specdec.draft.chances import Chances, Kind
-from specdec.draft.gates import GOOD, Gates, blend
+from specdec.draft.gates import GOOD, Gates
 from specdec.draft.merge import Merge, overlay
 from specdec.draft.observers import Observers
 from specdec.draft.worth import Worth
@@ -92,15 +92,14 @@ class Budget:
             rows: of the pass without any draft, those of other sequences' prompts among them.
         """
         self._asked, self._plans = {}, {}
-        worth = None
         if not self._by_chance:
             self._gates.gather(len(sequences))
             rests = self._gates.rests
             limits = [0 if rests(s.id) else limit for s, limit in zip(sequences, limits, strict=True)]
             if not any(limits):
                 return [NO_DRAFT] * len(sequences)
-            worth = self._worth.token(len(sequences), rows), self._worth.row(len(sequences), rows)
-        ask = functools.partial(self._ask, worth)
+        per_token = self._worth.token(len(sequences), rows)
+        ask = functools.partial(self._ask, None if self._by_chance else (per_token, self._worth.row(len(sequences), rows)))
         started = self._clock()
         if len(self._drafters) == 1:
             proposed = ask(self._drafters[0], sequences, limits, [0.0] * len(sequences))
@@ -116,7 +115,6 @@ class Budget:
         at = [i for i, sequence in enumerate(sequences) if sequence.id in self._asked]
         plans = [self._plan(sequences[i], proposed[i]) for i in at]
         self._plans = {sequences[i].id: plan for i, plan in zip(at, plans, strict=True)}
-        per_token = self._worth.token(len(sequences), rows)
         kept = self._choose(plans, len(sequences), rows, asked - started + len(sequences) * per_token)
         self._settle(plans, kept, rows, per_token)
         for i, nodes in zip(at, kept, strict=True):
@@ -269,7 +267,7 @@ class Budget:
 
     def follow(self, host: float) -> None:
         """Take note of the seconds of a step beside its pass and its drafting."""
-        self._worth.host = blend(self._worth.host, host)
+        self._worth.follow(host)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 
@@ -57,20 +58,15 @@ class Observers:
 
     def _let_hold(self, drafter: Drafter, step: Step, forward: Forward, verdicts: Many[Verdict | None]) -> None:
         """Have a drafter that holds rows observe those of the sequences for which it may be asked; it forgets the others."""
-        spans: list[int] = []
-        rows: list[int] = []
-        row = 0
-        for i, span in enumerate(step.spans):
-            n = span.n_rows
-            if self._gates.follows(span.sequence.id, drafter.name):
-                spans.append(i)
-                rows += range(row, row + n)
-            else:
-                drafter.release(span.sequence)
-            row += n
-        if len(spans) == len(verdicts):
+        spans = [i for i, span in enumerate(step.spans) if self._gates.follows(span.sequence.id, drafter.name)]
+        if len(spans) == len(step.spans):
             drafter.observe(step, forward, verdicts)
-        elif spans:
+            return
+        for i in set(range(len(step.spans))).difference(spans):
+            drafter.release(step.spans[i].sequence)
+        if spans:
+            starts = list(itertools.accumulate([span.n_rows for span in step.spans], initial=0))
+            rows = [row for i in spans for row in range(starts[i], starts[i + 1])]
             index = torch.tensor(rows, device=forward.logits.device)
             taps = {tap: forward.taps[tap].index_select(0, index) for tap in drafter.taps}
             drafter.observe(*_part(step, Forward(forward.logits, forward.rows, taps=taps), verdicts, spans))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.draft.gates import blend
 from specdec.runner.cost import Costs
 from specdec.types import Step
 
@@ -28,6 +29,10 @@ class Worth:
         widths = {span.stop - span.start for span in step.spans}
         if 1 in widths:
             self._riding += (float(len(widths) > 1) - self._riding) / _RIDING_MEMORY
+
+    def follow(self, host: float) -> None:
+        """Take note of the seconds of a step beside its pass and its drafting."""
+        self.host = blend(self.host, host)
 
     def row(self, n: int, rows: int) -> float:
         """Seconds of a row among the first few that are added to a pass of so many rows for n sequences."""
